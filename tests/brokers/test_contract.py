@@ -23,7 +23,7 @@ from rota.brokers.port import (
     BrokerOffsets,
     Consumer,
     Membership,
-    PullRedirect,
+    OffsetCorrection,
     PullResult,
 )
 from rota.brokers.rocketmq.admin import PRODUCER_GROUP, AdminClient
@@ -358,14 +358,14 @@ async def test_pull_outside_of_a_queue_returns_its_first_or_last_offset(testbed:
     [queue] = await testbed.topic()
     member = await testbed.joined_member(queue.topic)
     assert await member.pull(queue, 5, wait_seconds=LONG_POLL_SECONDS) == PullResult(
-        (), 0, 0, 0, PullRedirect.OUT_OF_RANGE
+        (), 0, 0, 0, OffsetCorrection.OUT_OF_RANGE
     )
     await testbed.send(queue, "one", "two")
     assert await member.pull(queue, 3, wait_seconds=LONG_POLL_SECONDS) == PullResult(
-        (), 2, 0, 2, PullRedirect.OUT_OF_RANGE
+        (), 2, 0, 2, OffsetCorrection.OUT_OF_RANGE
     )
     assert await member.pull(queue, -1, wait_seconds=LONG_POLL_SECONDS) == PullResult(
-        (), 0, 0, 2, PullRedirect.OUT_OF_RANGE
+        (), 0, 0, 2, OffsetCorrection.OUT_OF_RANGE
     )
 
 
@@ -513,7 +513,7 @@ async def test_offset_commit_sent_with_a_pull_overwrites_the_reset_that_it_retur
     await member.commit(queue, 1)
     assert await testbed.cluster.reset_offsets(testbed.group, queue.topic, testbed.broker) == {queue: 3}
     assert await member.pull(queue, 2, wait_seconds=LONG_POLL_SECONDS, commit_offset=2) == PullResult(
-        (), 3, 0, 3, PullRedirect.RESET
+        (), 3, 0, 3, OffsetCorrection.RESET
     )
     assert await member.committed_offset(queue) == 2  # the member must commit the reset offset again
 
@@ -596,13 +596,14 @@ async def test_offset_reset_is_returned_by_the_next_pull(testbed: ContractCluste
     assert await testbed.cluster.reset_offsets(testbed.group, queue.topic, testbed.broker) == {queue: 3, second: 0}
     await member.commit(queue, 2)  # ignored: its messages were pulled before the reset
     assert await member.committed_offset(queue) == 3
-    assert await member.pull(queue, 2, wait_seconds=LONG_POLL_SECONDS) == PullResult((), 3, 0, 3, PullRedirect.RESET)
+    corrected = PullResult((), 3, 0, 3, OffsetCorrection.RESET)
+    assert await member.pull(queue, 2, wait_seconds=LONG_POLL_SECONDS) == corrected
     assert await member.committed_offset(queue) == 3
     assert await member.pull(queue, 3, wait_seconds=0) == PullResult((), 3, 0, 3)
     await member.commit(queue, 2)
     assert await member.committed_offset(queue) == 2
     assert await member.pull(second, 0, wait_seconds=0) == PullResult(
-        (), 0, 0, 0, PullRedirect.RESET
+        (), 0, 0, 0, OffsetCorrection.RESET
     )  # each queue has its own reset
 
 
@@ -614,7 +615,7 @@ async def test_offset_reset_to_a_time_needs_no_online_member(testbed: ContractCl
     await member.leave()
     assert await testbed.cluster.reset_offsets(testbed.group, queue.topic, testbed.broker, timestamp=1.0) == {queue: 0}
     assert await testbed.member(queue.topic).pull(queue, 2, wait_seconds=0) == PullResult(
-        (), 0, 0, 2, PullRedirect.RESET
+        (), 0, 0, 2, OffsetCorrection.RESET
     )
 
 
@@ -992,7 +993,7 @@ async def test_queue_at_the_in_memory_broker_may_start_at_a_later_offset() -> No
         await member.offset_at_time(queue, 0.0),
         await member.max_offset(queue),
     ) == (1, 1, 2)
-    assert await member.pull(queue, 0) == PullResult((), 1, 1, 2, PullRedirect.OUT_OF_RANGE)
+    assert await member.pull(queue, 0) == PullResult((), 1, 1, 2, OffsetCorrection.OUT_OF_RANGE)
     assert bodies(await member.pull(queue, 1)) == ["new"]
 
 

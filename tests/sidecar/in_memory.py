@@ -17,7 +17,7 @@ from rota.brokers.port import Consumer, Membership
 from rota.documents import PLAIN_KEY, Assignment, Share, encode_assignment
 from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.sidecar.agent import Agent
-from rota.sidecar.delivery.push import PushDelivery
+from rota.sidecar.delivery.switch import DeliverySwitch
 from rota.sidecar.status.control_api import ControlApi
 from rota.sidecar.status.http_api import StatusApi
 from rota.sidecar.storage.environment import PodIdentity
@@ -125,7 +125,7 @@ class MemoryMember:
         self.sidecar = Agent(
             self.identity,
             lambda _, membership: self.connect(self.memory, membership),
-            lambda agent: PushDelivery(agent, "127.0.0.1"),
+            lambda agent: DeliverySwitch(agent, "127.0.0.1"),
         )
         self._page = await StatusApi(self.sidecar, ControlApi(self.sidecar)).serve("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{port_of(self._page)}"

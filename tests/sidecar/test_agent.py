@@ -618,7 +618,7 @@ async def test_offset_read_error_is_never_taken_for_no_offset(
         if model == "Clustering":
             member.memory.committed_offsets[GROUP][FIRST] = 1
         else:
-            OffsetFiles(Path(member.identity.state_folder), GROUP).store_offsets({FIRST: 1})
+            OffsetFiles(Path(member.identity.state_folder), GROUP).store_offset(FIRST, 1)
         await member.send(*texts(0, 3), queue=0)
         with monkeypatch.context() as patched:
             patched.setattr(MemoryConsumer, "committed_offset", silent)

@@ -333,18 +333,18 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_was_lost_durin
 async def test_disk_writes_never_overlap_though_a_waiting_commit_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store_offsets = OffsetFiles.store_offsets
+    store_offset = OffsetFiles.store_offset
     active_writes = [0]
     max_active_writes = [0]
 
-    def slowly(self: OffsetFiles, offsets: Any) -> None:
+    def slowly(self: OffsetFiles, queue: Queue, offset: int) -> None:
         active_writes[0] += 1
         max_active_writes[0] = max(max_active_writes[0], active_writes[0])
         time.sleep(0.1)
-        store_offsets(self, offsets)
+        store_offset(self, queue, offset)
         active_writes[0] -= 1
 
-    monkeypatch.setattr(OffsetFiles, "store_offsets", slowly)
+    monkeypatch.setattr(OffsetFiles, "store_offset", slowly)
     local = LocalOffsetStore(OffsetFiles(tmp_path, GROUP))
     first = asyncio.create_task(local.commit(FIRST, 1))
     while not active_writes[0]:  # noqa: ASYNC110 - set by a thread

@@ -13,7 +13,7 @@ from rota.brokers.memory import BROKER, MemoryConsumer
 from rota.brokers.port import PullResult
 from rota.model import Queue
 from rota.sidecar import agent
-from rota.sidecar.consume import queue_reader, start_offset
+from rota.sidecar.consume import pull_times, queue_reader, start_offset
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.queue_lifecycle import LeaseState
 from sidecar.in_memory import TOPIC, Latch, MemoryMember, a_member
@@ -278,7 +278,7 @@ async def test_idle_pull_is_restarted(tmp_path: Path, monkeypatch: pytest.Monkey
                 await asyncio.Event().wait()
             return await super().pull(queue, offset, **more)
 
-    monkeypatch.setattr(queue_reader, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(pull_times, "IDLE_SECONDS", 0.5)
     async with a_member(tmp_path) as member:
         member.connect = Lost
         await member.send("1", queue=0)
@@ -308,7 +308,7 @@ async def test_report_counts_the_queues_that_are_not_read_by_reason(
         assert [queue.state for queue in report.queues] == ["failing", "full"]
         assert report.revision == revision
         consumer.pull_error = ConsumptionDisabledError("consumption is disabled")
-        monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 0.0)
+        monkeypatch.setattr(pull_times, "UNREAD_SECONDS", 0.0)
         await member.wait_until(
             lambda report: report.states == {"paused": 1, "full": 1} and "QueuesNotRead" not in report.troubles
         )
@@ -323,13 +323,13 @@ async def test_report_names_a_queue_of_which_no_pull_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = faulty(pull_error=ValueError("no such queue"))
-    monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr(pull_times, "UNREAD_SECONDS", 0.2)
     async with a_member(tmp_path) as member:
         member.connect = consumer
         await member.assign([FIRST])
         report = await member.wait_until(lambda report: "QueuesNotRead" in report.troubles)
         assert "such as orders/memory/0" in report.troubles["QueuesNotRead"]
-        monkeypatch.setattr(queue_reader, "UNREAD_SECONDS", 60.0)
+        monkeypatch.setattr(pull_times, "UNREAD_SECONDS", 60.0)
         consumer.pull_error = None
         await member.wait_until(lambda report: report.troubles == {})
 
@@ -342,7 +342,7 @@ async def test_idle_pull_is_not_restarted_for_time_in_which_the_sidecar_was_stal
         reading = member.sidecar.readers[FIRST]
         await member.send("1", queue=0)
         await member.wait_until_done("1")
-        monkeypatch.setattr(queue_reader, "IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(pull_times, "IDLE_SECONDS", 0.0)
         reading.restart_idle_pull(member.sidecar.now() + 1)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 0
         reading.restart_idle_pull(0.0)

@@ -74,10 +74,10 @@ class Sidecar(Process):
         super().kill()
         self.world.judge.on_process_end(self)
 
-    def drain(self, final: bool) -> None:  # noqa: FBT001 - as Member.drain
+    def drain(self, *, final: bool) -> None:
         """Receive a request to drain."""
         if self.alive and not self.frozen and not (self.member.final and final):
-            self._apply_effects(self.member.drain(final, self.clock.now))
+            self._apply_effects(self.member.drain(final=final, now=self.clock.now))
 
     def end_drain(self) -> None:
         """Receive the request that ends a drain: the app is back."""

@@ -15,8 +15,8 @@ RETRY_LEVEL = 0  # a delay that grows with each attempt
 DEAD_LETTER_LEVEL = -1  # no further attempt: to the dead-letter topic
 
 
-class PullRedirect(StrEnum):
-    """Why a pull returns no messages at the offset that was requested."""
+class OffsetCorrection(StrEnum):
+    """Why a pull returns another offset to go on from, instead of messages at the requested one."""
 
     OUT_OF_RANGE = "OutOfRange"  # the offset is before the queue's first message or after its end
     RESET = "Reset"  # the group's offset was reset at the broker
@@ -29,7 +29,7 @@ class PullResult(NamedTuple):
     next_offset: int  # the offset of the next pull
     min_offset: int  # the offset of the queue's oldest message
     max_offset: int  # the offset that the queue's next message will have
-    redirect: PullRedirect | None = None  # RESET invalidates all messages fetched from the queue before
+    correction: OffsetCorrection | None = None  # RESET invalidates all messages fetched from the queue before
 
 
 class Admission(Protocol):

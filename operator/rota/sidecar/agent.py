@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
 
 from rota.aio import supervise
 from rota.brokers.message import Message
@@ -18,6 +17,7 @@ from rota.sidecar.consume.broker_probes import BrokerProber
 from rota.sidecar.consume.broker_session import BrokerSession, Connect
 from rota.sidecar.consume.filter_counts import FilterCounts
 from rota.sidecar.consume.queue_reader import QueueReader
+from rota.sidecar.delivery.switch import DeliverySwitch
 from rota.sidecar.effects import EffectRunner
 from rota.sidecar.member.member import Member
 from rota.sidecar.member.memory_budget import MemoryBudget
@@ -31,7 +31,7 @@ from rota.sidecar.storage.state_store import StateStore
 from rota.spec.resolved import GroupSettings, settings_digest
 from rota.tls import Validity
 
-COMMIT_SECONDS = 5.0
+COMMIT_SECONDS = 5.0  # seconds between two commits of a queue
 MONITOR_INTERVAL_SECONDS = 0.5
 STALL_SECONDS = 5.0  # after a longer stall of the event loop, the assignment is read before anything else
 MESSAGE_MEMORY_SHARE = 0.25  # of the container's: messages at the app have two more copies; Python needs some
@@ -43,25 +43,6 @@ POD_ENDS = "pod-ends"
 _log = logging.getLogger(__name__)
 
 
-class AppDelivery(Protocol):
-    """Delivers messages to the app, by Push or Pull."""
-
-    def offer(self, reader: QueueReader) -> None:
-        """Deliver messages from a queue."""
-
-    def apply_settings(self) -> None:
-        """Apply the current settings, and start possible deliveries."""
-
-    def abort_deliveries(self, reader: QueueReader) -> None:
-        """Abort a queue's open deliveries now."""
-
-    def on_queues_changed(self) -> None:
-        """Handle a changed report: the member may hold other queues."""
-
-    async def close(self) -> None:
-        """Close connections and ports."""
-
-
 class Agent:
     """Runs one member: its configuration, broker session, queue readers, status and deliveries."""
 
@@ -69,7 +50,7 @@ class Agent:
         self,
         pod: PodIdentity,
         connect: Connect,
-        create_delivery: Callable[["Agent"], AppDelivery],
+        create_delivery: Callable[["Agent"], DeliverySwitch],
         client_validity: Callable[[], Validity | None] = lambda: None,
     ) -> None:
         """Create all parts; `run` starts them. `client_validity` returns that of the certificate shown to brokers."""
@@ -104,7 +85,8 @@ class Agent:
         self._last_report = self._effect_runner.published_report  # the report that was last passed on
         self._is_publish_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._last_alive_at = self._awake_since = self.now()
+        self._last_alive_at = self.now()  # when the event loop last looked for a stall
+        self._awake_since = self._last_alive_at  # end of the last stall
         self.memory_budget = MemoryBudget(memory_limit_bytes() * MESSAGE_MEMORY_SHARE, self.readers.values)
         self._drain_reasons: set[str] = {POD_ENDS} if saved.final else set()
         self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end has started
@@ -151,13 +133,16 @@ class Agent:
             self.member.set_broker_reachability(self._broker_prober.broker_reachability(self.now()))
             self.status.sample_deliveries()
             self.problems.report_stuck(self.member.stuck_queues)
-            unread = [queue for queue, reader in self.readers.items() if reader.is_unread(self._awake_since)]
-            self.problems.report_unread(unread)
+            self.problems.report_unread(self._unread_queues())
             if self._broker_session.settings:
                 filtered = self.filter_counts.find_problem(self.settings.subscriptions, self.now())
                 self.problems.set_problem(Reason.NOTHING_MATCHES, filtered)
             self._publish_report()
             await asyncio.sleep(MONITOR_INTERVAL_SECONDS)
+
+    def _unread_queues(self) -> list[Queue]:
+        now = self.now()
+        return [queue for queue, reader in self.readers.items() if reader.pull_times.is_unread(now, self._awake_since)]
 
     def _detect_stall(self) -> None:
         """After a stall of the event loop, read the assignment before anything else."""
@@ -218,7 +203,7 @@ class Agent:
         self._effect_runner.submit_effects(effects)
         if needs_rejoin and SETTINGS_CHANGED not in self._drain_reasons:
             self._drain_reasons.add(SETTINGS_CHANGED)
-            self._effect_runner.submit_effects(self.member.drain(False, self.now()))  # noqa: FBT003 - not final
+            self._effect_runner.submit_effects(self.member.drain(final=False, now=self.now()))
             self.start_task(self._rejoin_group())
         self._end_drain()
         self._divide_memory()
@@ -310,7 +295,7 @@ class Agent:
         self._drain_reasons.add(POD_ENDS)
         self.pod_drain_started.set()
         self._effect_runner.freeze_report()
-        self._effect_runner.submit_effects(self.member.drain(final, self.now()))
+        self._effect_runner.submit_effects(self.member.drain(final=final, now=self.now()))
         await self.wait_drained()
 
     async def wait_drained(self) -> None:

@@ -40,7 +40,9 @@ class EffectRunner:
         self._on_done = on_done
         self._pending: deque[Effects] = deque()
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._is_ending = self._has_unstored = self._has_failed = False
+        self._is_ending = False  # run effects even if they cannot be stored
+        self._has_unstored = False  # such effects were run: the report shows none from then on
+        self._has_failed = False  # the problem that is reported is this class's own
         self._published_report = get_report()
 
     @property
@@ -98,7 +100,7 @@ class EffectRunner:
     def _store_state(self, effects: Effects) -> None:
         if effects.store_generation is not None or effects.store_final:
             self._state_store.store_state(obeyed_generation=effects.store_generation, final=effects.store_final)
-            if self._has_failed:  # clear only this class's own report of the problem
+            if self._has_failed:  # clear no problem that ConfigFollower has reported
                 self._has_failed = False
                 self._problems.set_problem(Reason.STATE_WRITE_FAILED, "")
 

@@ -240,7 +240,7 @@ def _run_action(process: Process, action: tuple[Any, ...]) -> Effects:
             process.now = at
             return member.run_due_timers(at)
         case "drain" | "drain for good" as kind, *_:
-            return member.drain(kind == "drain for good", process.now)
+            return member.drain(final=kind == "drain for good", now=process.now)
         case _:
             return member.end_drain(process.now)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rota.brokers.errors import ConsumptionDisabledError, RejectedError, UnreachableError
 from rota.brokers.memory.cluster import LOCK_SECONDS, NAME_SERVER, MemoryCluster
 from rota.brokers.message import Message
-from rota.brokers.port import ADMIT_ALL, RETRY_LEVEL, Admission, Membership, PullRedirect, PullResult
+from rota.brokers.port import ADMIT_ALL, RETRY_LEVEL, Admission, Membership, OffsetCorrection, PullResult
 from rota.brokers.rocketmq.wire.messages import ZLIB, java_hash, unpack_body
 from rota.brokers.rocketmq.wire.requests import one_broker
 from rota.model import RETRY_TOPIC_PREFIX, Queue
@@ -104,7 +104,7 @@ class MemoryConsumer:
         if commit_offset is not None:
             await self.commit(queue, commit_offset)
         if pulled.next_offset == offset:  # the pull passed over no message either: the queue ends here
-            while not (pulled.messages or pulled.redirect) and now() < until:
+            while not (pulled.messages or pulled.correction) and now() < until:
                 await self._cluster.wait_for_messages(queue, self, until - now())
                 pulled = await self._fetch(queue, offset, max_messages)
         tags = self._tags[queue.topic]
@@ -141,10 +141,10 @@ class MemoryConsumer:
         hashes = {*map(java_hash, self._tags[queue.topic])}
         if queue in memory.reset_queues[group]:
             memory.reset_queues[group].remove(queue)
-            return PullResult((), memory.committed_offsets[group][queue], min_offset, len(log), PullRedirect.RESET)
+            return PullResult((), memory.committed_offsets[group][queue], min_offset, len(log), OffsetCorrection.RESET)
         if not min_offset <= offset <= len(log):
             next_offset = min_offset if offset < min_offset else len(log)
-            return PullResult((), next_offset, min_offset, len(log), PullRedirect.OUT_OF_RANGE)
+            return PullResult((), next_offset, min_offset, len(log), OffsetCorrection.OUT_OF_RANGE)
         messages: list[Message] = []
         at = offset
         size = 0

@@ -9,7 +9,7 @@ import msgspec
 
 from rota.brokers.errors import MalformedResponseError, NotFoundError
 from rota.brokers.message import Message
-from rota.brokers.port import ADMIT_ALL, RETRY_LEVEL, Admission, ConsumedQueue, Membership, PullRedirect, PullResult
+from rota.brokers.port import ADMIT_ALL, RETRY_LEVEL, Admission, ConsumedQueue, Membership, OffsetCorrection, PullResult
 from rota.brokers.rocketmq.heartbeat import HeartbeatSender, consumer_data
 from rota.brokers.rocketmq.routing import ConnectionConfig, RoutingClient
 from rota.brokers.rocketmq.transport.responses import (
@@ -124,8 +124,8 @@ class RocketMQConsumer:
         min_offset = int_field(response, "minOffset")
         max_offset = int_field(response, "maxOffset")
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
-            redirect = PullRedirect.RESET if response.remark == _RESET_REMARK else PullRedirect.OUT_OF_RANGE
-            return PullResult((), next_offset, min_offset, max_offset, redirect)
+            correction = OffsetCorrection.RESET if response.remark == _RESET_REMARK else OffsetCorrection.OUT_OF_RANGE
+            return PullResult((), next_offset, min_offset, max_offset, correction)
         try:
             messages, refused_offset = decode_admitted(response.body, queue.broker, offset, admission)
         except MalformedFrameError as error:

@@ -140,21 +140,22 @@ class BrokerSession:
     def _consumed_queue(self, queue: Queue, reader: QueueReader) -> ConsumedQueue:
         window = reader.window
         lease = self._host.member.leases.get(queue)
+        locked_at = lease.locked_at if lease else None
         return ConsumedQueue(
             committed_offset=window.committed_offset or 0,
             min_buffered_offset=window.committable_offset,
             max_buffered_offset=window.last_offset or 0,
             buffered_messages=window.unfinished_count,
             buffered_bytes=window.unfinished_bytes,
-            locked=bool(lease and lease.locked_at is not None),
-            locked_at=self._to_unix_time((lease and lease.locked_at) or 0.0),
+            locked=locked_at is not None,
+            locked_at=self._to_unix_time(locked_at or 0.0),
             pulled_at=self._to_unix_time(reader.pulled_at),
             delivered_at=self._to_unix_time(reader.delivered_at),
         )
 
     def _to_unix_time(self, at: float) -> float:
         """Convert a time of the host's clock to Unix time; 0 means never, and stays 0."""
-        return at and time.time() - (self._host.now() - at)
+        return time.time() - (self._host.now() - at) if at else 0.0
 
     def _on_offsets_reset(self, offsets: Mapping[Queue, int]) -> None:
         """Continue at the offsets that a user set for the group."""

@@ -32,7 +32,8 @@ class OffsetCommitter:
     ) -> None:
         """`on_skipped` is called when the window moves on to a higher offset that another consumer has committed."""
         self.commit_lock = asyncio.Lock()
-        # Whether another consumer may have had the queue: a release has started, or the broker was unavailable.
+        # Compare the next commit with the stored offset: another consumer may have had the queue meanwhile, since a
+        # release has started, or the broker was unavailable.
         self.needs_check = False
         self._queue = queue
         self._session = session
@@ -65,35 +66,39 @@ class OffsetCommitter:
         return True
 
     async def _send(self, offset: int) -> None:
-        """Commit; while the window is stopped, a failure also counts as a broker that cannot be reached."""
+        """Commit; record whether the broker answers. While the queue is read, its pulls record failures soon enough."""
         try:
             await commit_offset(self._session.offset_store, self._queue, offset)
         except UnreachableError:
-            if self._window.stopped:
+            if self._window.stopped:  # a drain sends nothing but commits
                 self._host.problems.record_no_answer(self._queue.broker, self._host.now())
             raise
-        if self._session.offset_store is self._session.consumer:
+        if self._session.commits_to_broker:
             self._host.problems.record_answer(self._queue.broker)
 
     async def _skip_if_passed(self, commit: Commit) -> bool:
-        """Return whether others committed a higher offset, and move the window there: a commit would repeat theirs."""
+        """Move the window to a higher offset that another consumer has committed; return whether there is one.
+
+        The commit would rewind the group, and messages that the other consumer finished would be delivered again.
+        """
         stored_offset = await self._session.offset_store.committed_offset(self._queue)
-        passed = stored_offset is not None and self._window.skip_if_passed(commit, stored_offset)
-        if passed:
+        was_passed = stored_offset is not None and self._window.skip_if_passed(commit, stored_offset)
+        if was_passed:
             self._on_skipped()
-        return passed
+        return was_passed
 
     async def pull_and_commit(self, offset: int, admission: PullAdmission) -> PullResult:
-        """Pull, and commit the finished offset with the same request: a crash repeats little more than was in flight.
+        """Pull, and commit the finished offset with the same request, so that a crash repeats few finished messages.
 
         The broker may store the carried offset after a commit that was sent later. Therefore later commits wait for
         this pull's answer. The pull is sent without long polling and is not cancelled, so that the answer comes soon.
         If the group was reset meanwhile, the broker discards the offset; the next pull's response reports the reset.
         """
         consumer = self._session.consumer
-        if self._session.offset_store is consumer and not self.commit_lock.locked():
+        is_commit_open = self.commit_lock.locked()  # then pull without a commit, at once
+        if self._session.commits_to_broker and not is_commit_open:
             async with self.commit_lock:
-                # Choose the offset with the lock held: while this pull waits, another commit may store a higher one.
+                # Choose the offset with the lock held: a commit that waits for the lock already stores a higher one.
                 commit = self._window.next_commit() if self._may_commit_now() else None
                 if commit:
                     return await shield_until_done(self._pull_with_commit(commit, offset, admission))

@@ -1,4 +1,7 @@
-"""Outcomes of pulls: their metric labels, and the pause after a failed pull."""
+"""Outcomes of pulls: their metric labels, and the pause after a failed pull.
+
+The labels are frozen, for users' dashboards name them: some have other words than the code.
+"""
 
 from rota.brokers.errors import ConsumptionDisabledError, NotFoundError, UnreachableError
 from rota.brokers.port import PullResult
@@ -6,7 +9,15 @@ from rota.sidecar.member.memory_budget import PullAdmission
 
 MIN_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
+# While a user has disabled consumption at the broker: no backoff, since the broker is well. The reference client waits
+# as long after any failed pull.
 DISABLED_PAUSE_SECONDS = 3.0
+
+_FAILURE_LABELS: dict[type[Exception], str] = {
+    ConsumptionDisabledError: "switched_off",
+    UnreachableError: "unreachable",
+    NotFoundError: "unknown",  # the topic or queue
+}
 
 
 def next_backoff(error: Exception, previous_seconds: float) -> float:
@@ -18,8 +29,8 @@ def next_backoff(error: Exception, previous_seconds: float) -> float:
 
 def result_label(pulled: PullResult, admission: PullAdmission) -> str:
     """Return the metric label of an answered pull."""
-    if pulled.redirect:
-        return "moved"
+    if pulled.correction:
+        return "moved"  # the broker names another offset to go on from
     if pulled.messages:
         return "found"
     return "no_memory" if admission.refused_bytes else "empty"
@@ -27,5 +38,5 @@ def result_label(pulled: PullResult, admission: PullAdmission) -> str:
 
 def failure_label(error: Exception) -> str:
     """Return the metric label of a failed pull."""
-    kinds = ((ConsumptionDisabledError, "switched_off"), (UnreachableError, "unreachable"), (NotFoundError, "unknown"))
-    return next((name for kind, name in kinds if isinstance(error, kind)), "refused")
+    labels = (label for kind, label in _FAILURE_LABELS.items() if isinstance(error, kind))
+    return next(labels, "refused")

@@ -27,6 +27,11 @@ class ConsumerSession:
     consuming_since: Callable[[str], Awaitable[float | None]]
     joined: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def commits_to_broker(self) -> bool:
+        """Whether the broker is the offset store; in Broadcasting the member's own disk is."""
+        return self.offset_store is self.consumer
+
 
 class ReaderHost(Protocol):
     """The member, as reading and committing need it."""

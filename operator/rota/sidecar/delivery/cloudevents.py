@@ -17,14 +17,8 @@ _TRACES = ("traceparent", "tracestate")  # properties, and headers, of W3C's tra
 # Unescaped characters in header values: printable ASCII except space, quote and percent sign.
 _UNESCAPED = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
 _PRINTABLE = f'{_UNESCAPED} "%'  # trace context is not percent-decoded, so these stay unescaped
-_CACHED_ATTRIBUTES = {
-    "specversion",
-    "source",
-    "type",
-    "rocketmqtopic",
-    "rocketmqbroker",
-    "rocketmqtag",
-}  # values repeat
+# Attributes whose values repeat, so that their encoded form is worth keeping.
+_CACHED_ATTRIBUTES = {"specversion", "source", "type", "rocketmqtopic", "rocketmqbroker", "rocketmqtag"}
 _TEXT_ATTRIBUTES = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEvents' Integer, which has 32 bits
 
 

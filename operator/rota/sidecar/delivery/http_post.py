@@ -6,7 +6,8 @@ connection had been used before: an app that closes an idle connection has not r
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -14,9 +15,10 @@ from urllib.parse import quote
 from rota.aio import call_after_pending_input
 
 MAX_HEAD_BYTES = 64 * 1024
-WRITE_CHUNK_BYTES = 64 * 1024  # of a large body at a time: the transport copies all bytes that it cannot send yet
-_NO_BODY = {204, 304}
-_MIN_STATUS, _MIN_FINAL_STATUS = 100, 200  # the lowest status, and the lowest one above the provisional ones (1xx)
+WRITE_CHUNK_BYTES = 64 * 1024  # a large body is written in such parts: the transport copies what it cannot send yet
+_BODILESS_STATUSES = {204, 304}
+_MIN_STATUS = 100
+_MIN_FINAL_STATUS = 200  # lower ones are provisional: the final response follows
 _STATUS = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?: .*)?", re.DOTALL)
 _DECIMAL = re.compile(rb"[0-9]{1,18}")
 _HEXADECIMAL = re.compile(rb"[0-9a-f]{1,15}", re.IGNORECASE)
@@ -37,6 +39,15 @@ class BadResponseError(Exception):
 
 class _StaleConnectionError(BadResponseError):
     """A reused connection was closed without a response: the app had most likely closed it as idle."""
+
+
+class _BodyEnd(Enum):
+    """How the end of a response's body is found."""
+
+    LENGTH = auto()  # the body has as many bytes as its header says
+    CHUNKS = auto()  # a chunk of size 0 is the last one
+    TRAILERS = auto()  # the last chunk has arrived: trailers follow, and an empty line
+    CONNECTION = auto()  # the app closes the connection
 
 
 class HttpPoster:
@@ -65,27 +76,33 @@ class HttpPoster:
             headers,
             length,
         )
-        sent = False
-        while True:
-            try:
-                connection = self._idle.pop() if self._idle and not sent else await self._connect(deadline)
-            except ConnectFailedError:
-                if sent:  # the request may have crashed the app
-                    message = "The app closed the connection without a response and accepts no new one"
-                    raise BadResponseError(message) from None
-                raise
-            if connection.closed:
-                continue
-            try:
-                status = await connection.send_request(head, body, deadline, may_send)
-            except _StaleConnectionError:
-                sent = True
-                continue  # most likely not read; a new connection is never stale, so this ends
-            if self._closed:
-                connection.close()
-            elif not connection.closed:
-                self._idle.append(connection)
-            return status
+        connection = self._take_idle() or await self._connect(deadline)
+        try:
+            status = await connection.send_request(head, body, deadline, may_send)
+        except _StaleConnectionError:  # most likely not read: repeat it, on a connection that cannot be stale
+            connection = await self._reconnect(deadline)
+            status = await connection.send_request(head, body, deadline, may_send)
+        if self._closed:
+            connection.close()
+        elif not connection.closed:
+            self._idle.append(connection)
+        return status
+
+    def _take_idle(self) -> "_Connection | None":
+        """Return the connection that was used last; None if the app has closed all idle ones."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                return connection
+        return None
+
+    async def _reconnect(self, deadline: float) -> "_Connection":
+        """Connect again after a request; a failure counts as its response, for the request may have crashed the app."""
+        try:
+            return await self._connect(deadline)
+        except ConnectFailedError:
+            message = "The app closed the connection without a response and accepts no new one"
+            raise BadResponseError(message) from None
 
     async def _connect(self, deadline: float) -> "_Connection":
         address = f"{self.host}, port {self.port}"
@@ -117,13 +134,15 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.closed = False
-        self._is_reused = self._has_received = False  # sent a request before; received bytes of the current response
-        self._response: asyncio.Future[int] | None = None
-        self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is full
-        self._buffer = bytearray()
-        self._status = 0
-        self._body_bytes_left: int | None = None  # bytes of the body still to come; None: the connection's end ends it
-        self._is_chunked = self._is_last_chunk = False
+        self._is_reused = False  # it has sent an earlier request
+        self._response: asyncio.Future[int] | None = None  # the status, while a request is open
+        self._write_resumed: asyncio.Future[None] | None = None  # pending while the transport's buffer is full
+        self._received = bytearray()  # and not parsed yet
+        self._has_received = False  # bytes of the current response
+        self._status = 0  # of the current response; 0 until its head is complete
+        self._body_end = _BodyEnd.LENGTH
+        self._bytes_left = 0  # of the body or of the current chunk
+        self._close_after_response = False  # the app asks for it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type in asyncio's signature
@@ -161,8 +180,8 @@ class _Connection(asyncio.Protocol):
         self.transport.write(head)
         parts = memoryview(body)
         for start in range(0, len(body), WRITE_CHUNK_BYTES):
-            if self._writable:
-                awaited: list[asyncio.Future[Any]] = [self._writable, response]
+            if self._write_resumed:
+                awaited: list[asyncio.Future[Any]] = [self._write_resumed, response]
                 await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             if response.done():
                 self.close()  # the app may wait for the rest of the body, and read no other request
@@ -170,25 +189,28 @@ class _Connection(asyncio.Protocol):
             self.transport.write(parts[start : start + WRITE_CHUNK_BYTES])
 
     def pause_writing(self) -> None:
-        self._writable = asyncio.get_running_loop().create_future()
+        self._write_resumed = asyncio.get_running_loop().create_future()
 
     def resume_writing(self) -> None:
-        if self._writable:
-            self._writable.set_result(None)
-            self._writable = None
+        if self._write_resumed:
+            self._write_resumed.set_result(None)
+            self._write_resumed = None
 
     def close(self) -> None:
         self.closed = True
         self.transport.abort()  # do not wait until all bytes are sent: an app that hangs may never read them
 
     def data_received(self, data: bytes) -> None:
-        if self._response is None or self._response.done():  # no request is open
+        if (
+            self._response is None or self._response.done()
+        ):  # no request is open: the next response would be taken for it
             self.close()
             return
-        self._buffer += data
+        self._received += data
         self._has_received = True
         try:
-            if (self._status or self._parse_head()) and self._skip_body():
+            has_head = self._status > 0 or self._parse_head()
+            if has_head and self._skip_body():
                 self._complete_response()
         except ValueError:
             self._fail(BadResponseError("The app's response is not valid HTTP"))
@@ -197,20 +219,19 @@ class _Connection(asyncio.Protocol):
         self.closed = True
         if self._response is None or self._response.done():
             return
-        if self._status and self._body_bytes_left is None and not self._is_chunked:
+        if self._status and self._body_end is _BodyEnd.CONNECTION:
             self._complete_response()
         elif self._is_reused and not self._has_received:
             self._fail(_StaleConnectionError())
         else:
-            self._fail(
-                BadResponseError(f"The app closed the connection without a response{f': {error}' if error else ''}")
-            )
+            cause = f": {error}" if error else ""
+            self._fail(BadResponseError(f"The app closed the connection without a response{cause}"))
 
     def _parse_head(self) -> bool:
-        """Parse a response's head and return True, or False while it is incomplete; skip provisional responses."""
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            first, *lines = bytes(self._buffer[:end]).split(b"\r\n")
-            del self._buffer[: end + 4]
+        """Parse a response's head, skipping provisional responses; return whether it is complete."""
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            first, *lines = bytes(self._received[:end]).split(b"\r\n")
+            del self._received[: end + 4]
             status_line = _STATUS.fullmatch(first)
             status = int(status_line[1]) if status_line else 0
             if status < _MIN_STATUS:
@@ -222,54 +243,70 @@ class _Connection(asyncio.Protocol):
                 for name, _, value in (line.partition(b":") for line in lines)
             }
             self._status = status
-            self._is_last_chunk = False
-            bodiless = status in _NO_BODY
-            self._is_chunked = not bodiless and b"chunked" in fields.get(b"transfer-encoding", b"")
-            length = b"0" if bodiless or self._is_chunked else fields.get(b"content-length")
-            self._body_bytes_left = None if length is None else _parse_number(_DECIMAL, length, 10)
-            if b"close" in fields.get(b"connection", b"") or first.startswith(b"HTTP/1.0"):
-                self.closed = True  # after this response
+            self._expect_body(fields)
+            self._close_after_response = b"close" in fields.get(b"connection", b"") or first.startswith(b"HTTP/1.0")
             return True
-        if len(self._buffer) > MAX_HEAD_BYTES:
+        if len(self._received) > MAX_HEAD_BYTES:
             raise ValueError("too long")
         return False
 
+    def _expect_body(self, fields: Mapping[bytes, bytes]) -> None:
+        """Find out from a response's header how its body ends; raise ValueError for an invalid length."""
+        self._bytes_left = 0
+        self._body_end = _BodyEnd.LENGTH
+        if self._status in _BODILESS_STATUSES:
+            return
+        if b"chunked" in fields.get(b"transfer-encoding", b""):  # overrides the length
+            self._body_end = _BodyEnd.CHUNKS
+        elif b"content-length" in fields:
+            self._bytes_left = _parse_number(_DECIMAL, fields[b"content-length"], 10)
+        else:
+            self._body_end = _BodyEnd.CONNECTION
+
     def _skip_body(self) -> bool:
         """Discard the received part of the body; return whether the body is complete."""
+        if self._body_end is _BodyEnd.CONNECTION:
+            self._received.clear()
+            return False  # `connection_lost` completes the response
         while True:
-            if self._body_bytes_left is None:
-                self._buffer.clear()
+            discarded = min(self._bytes_left, len(self._received))
+            del self._received[:discarded]
+            self._bytes_left -= discarded
+            if self._bytes_left:
                 return False
-            discarded = min(self._body_bytes_left, len(self._buffer))
-            del self._buffer[:discarded]
-            self._body_bytes_left -= discarded
-            if self._body_bytes_left or not self._is_chunked:
-                return not self._body_bytes_left
-            if not self._parse_chunk_line():
+            if self._body_end is _BodyEnd.LENGTH:
+                return True
+            line = self._take_line()
+            if line is None:
                 return False
-            if self._is_chunked is False:
+            if self._ends_body(line):
                 return True
 
-    def _parse_chunk_line(self) -> bool:
-        """Parse the line before a chunk, or a trailer after the last chunk; return whether the line is complete."""
-        end = self._buffer.find(b"\r\n")
+    def _take_line(self) -> bytes | None:
+        """Take the next line from the received bytes; None while it is incomplete."""
+        end = self._received.find(b"\r\n")
         if end < 0:
-            if len(self._buffer) > MAX_HEAD_BYTES:
+            if len(self._received) > MAX_HEAD_BYTES:
                 raise ValueError("too long")
-            return False
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 2]
-        if self._is_last_chunk:  # a trailer, or the empty line that ends the body
-            self._is_chunked = bool(line)
-        elif line:
-            self._body_bytes_left = _parse_number(_HEXADECIMAL, line.partition(b";")[0].strip(), 16)
-            self._is_last_chunk = not self._body_bytes_left
-        return True
+            return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 2]
+        return line
+
+    def _ends_body(self, line: bytes) -> bool:
+        """Apply a line of a chunked body outside of its chunks, and return whether it ends the body."""
+        if self._body_end is _BodyEnd.TRAILERS:
+            return not line
+        if line:  # the size of the next chunk; an empty line only ends the chunk before
+            self._bytes_left = _parse_number(_HEXADECIMAL, line.partition(b";")[0].strip(), 16)
+            if not self._bytes_left:
+                self._body_end = _BodyEnd.TRAILERS
+        return False
 
     def _complete_response(self) -> None:
         if self._response and not self._response.done():
             self._response.set_result(self._status)
-        if self.closed or self._buffer:  # its headers ask for it, or data follows the response
+        if self._close_after_response or self._received:  # bytes after the response belong to no request
             self.close()
 
     def _on_timeout(self, response: asyncio.Future[int]) -> None:

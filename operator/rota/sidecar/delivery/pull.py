@@ -37,13 +37,12 @@ from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
 from rota.sidecar.delivery.settlement import Settlement
 from rota.sidecar.member.window import OpenDelivery
 from rota.sidecar.status.control_api import ReportSource, parse_wait
-from rota.sidecar.status.problems import Problems
-from rota.sidecar.status.sidecar_metrics import SidecarMetrics, topic_label
+from rota.sidecar.status.sidecar_metrics import topic_label
 
 PORT = 9912
 MAX_MESSAGES = 1000  # messages in a response
 MAX_RESPONSE_BYTES = 8 * MEBIBYTE  # bytes of a response; its last message may exceed this
-MAX_CONCURRENT_RETURNS = 32  # of messages that end together, so many are sent back to their brokers concurrently
+MAX_CONCURRENT_RETURNS = 32  # messages that end together are sent back to their brokers in groups of this size
 WRITE_CHUNK_BYTES = 256 * 1024  # of a response at a time: the transport copies all bytes that it cannot send yet
 MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
 STALL_SECONDS = 0.5  # seconds: a sweep is later than this only after a stall of the process
@@ -59,15 +58,6 @@ _DELIVERY_OUTCOMES = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.
 
 class PullHost(settlement.DeliveryHost, Protocol):
     """The member, as Pull delivery needs it."""
-
-    problems: Problems
-    metrics: SidecarMetrics
-
-    def may_deliver(self, queue: Queue) -> bool:
-        """Whether a delivery of this queue may start now."""
-
-    def may_send(self, queue: Queue, started_at: float) -> bool:
-        """Whether a message of that time may be sent back; not if its queue was reassigned during a stall."""
 
     @property
     def status(self) -> ReportSource:
@@ -91,9 +81,11 @@ class PullDelivery:
         self._open_messages: dict[str, OpenMessage] = {}  # by ID, in the order of `handed_out_at`
         self._ids_body = BodyReader(MAX_IDS_BYTES, MAX_IDS_BODIES)
         self._visibility_timeout = 0.0  # seconds for which a message may be open
-        self._handout_ids = (f"{name}-{number}" for name in [secrets.token_hex(6)] for number in count(1))
+        process_id = secrets.token_hex(6)
+        self._handout_ids = (f"{process_id}-{number}" for number in count(1))
         self._sweep_timer: asyncio.TimerHandle | None = None
-        self._is_fill_scheduled = self._closed = False
+        self._is_fill_scheduled = False
+        self._closed = False
         self._runner: web.AppRunner | None = None
 
     async def serve(self) -> None:
@@ -291,20 +283,19 @@ class PullDelivery:
         reassigned: list[OpenMessage] = []
         returnable: list[OpenMessage] = []
         for entry in entries:
-            (returnable if self._host.may_send(entry.batch.queue, entry.handed_out_at) else reassigned).append(entry)
+            if self._host.may_send(entry.batch.queue, entry.handed_out_at):
+                returnable.append(entry)
+            else:
+                reassigned.append(entry)
         self._return_messages(reassigned)
         self._count_ended(reassigned, "cut")
-        entries = returnable
-        self._count_answers(entries, _DELIVERY_OUTCOMES[outcome])
-        if entries:
-            self._count_ended(
-                [entry for entry in entries if not self._settlement.is_last_attempt(entry.batch, entry.message)],
-                outcome,
-            )
-            self._count_ended(
-                [entry for entry in entries if self._settlement.is_last_attempt(entry.batch, entry.message)], "dead"
-            )
-            self._host.start_task(self._send_back(entries))
+        self._count_answers(returnable, _DELIVERY_OUTCOMES[outcome])
+        exhausted = [entry for entry in returnable if self._settlement.is_last_attempt(entry.batch, entry.message)]
+        retried = [entry for entry in returnable if not self._settlement.is_last_attempt(entry.batch, entry.message)]
+        self._count_ended(retried, outcome)
+        self._count_ended(exhausted, "dead")
+        if returnable:
+            self._host.start_task(self._send_back(returnable))
 
     def _count_answers(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:
         """Count the app's answer to each message, while the number of its attempt is known."""
@@ -325,7 +316,7 @@ class PullDelivery:
     def _return_messages(self, entries: Iterable[OpenMessage]) -> None:
         for entry in entries:
             self._settlement.return_messages(entry.batch, [entry.message])
-        # Frees the bodies of the others.
+        # Drop entries that the app no longer has now, even before it names them: their bodies would stay in memory.
         self._open_messages = {name: entry for name, entry in self._open_messages.items() if entry.is_open}
 
     def _count_ended(self, entries: Iterable[OpenMessage], outcome: str) -> None:
@@ -372,14 +363,14 @@ class PullDelivery:
         if self._sweep_timer:
             self._sweep_timer.cancel()
             self._sweep_timer = None
-        latest = self._host.now() - self._visibility_timeout
-        overdue = list(takewhile(lambda item: item[1].handed_out_at <= latest, self._open_messages.items()))
-        for name, _ in overdue:
-            del self._open_messages[name]
+        handed_out_until = self._host.now() - self._visibility_timeout
+        overdue = list(takewhile(lambda item: item[1].handed_out_at <= handed_out_until, self._open_messages.items()))
+        for handout_id, _ in overdue:
+            del self._open_messages[handout_id]
         self._retry_messages("expired", [entry for _, entry in overdue if entry.is_open])
-        for entry in self._open_messages.values():
-            self._schedule_sweep(entry.handed_out_at + self._visibility_timeout)
-            break
+        oldest = next(iter(self._open_messages.values()), None)
+        if oldest:
+            self._schedule_sweep(oldest.handed_out_at + self._visibility_timeout)
 
 
 def _entries_of(batches: Iterable[Batch]) -> list[OpenMessage]:

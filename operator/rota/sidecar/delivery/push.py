@@ -27,20 +27,17 @@ from rota.sidecar.delivery import cloudevents, settlement
 from rota.sidecar.delivery.http_post import BadResponseError, ConnectFailedError, HttpPoster, SendForbiddenError
 from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
 from rota.sidecar.delivery.settlement import SEND_BACK_RETRY_SECONDS, Settlement
-from rota.sidecar.status.problems import Problems
-from rota.sidecar.status.sidecar_metrics import SidecarMetrics, topic_label
+from rota.sidecar.status.sidecar_metrics import topic_label
 
 # Bytes of a batch, unless one message is larger: many requests are open at once, and each holds its batch twice.
 MAX_BATCH_BYTES = MEBIBYTE
 IN_PLACE_RETRY_SECONDS = 1.0  # seconds before an Orderly queue retries its message
-AWAY_BACKOFF_SECONDS = (0.1, 1.0)
-NOT_FOUND_BACKOFF_SECONDS = (1.0, 10.0)
 
 _log = logging.getLogger(__name__)
 
 
 class PushOutcome(StrEnum):
-    """Result of a request for its messages."""
+    """Result of a request for its messages; the values are labels of metrics and spans, whose words stay."""
 
     DONE = "done"
     DEAD_LETTER = "dead"
@@ -48,8 +45,22 @@ class PushOutcome(StrEnum):
     RETRY = "later"
     NOT_FOUND = "not_found"
     APP_AWAY = "away"
-    ABORTED = "cut"  # the queue was reassigned during a stall: nothing is sent to the app, or back to the broker
+    # The delivery was cancelled, or the queue was reassigned during a stall: nothing more is sent to app or broker.
+    ABORTED = "cut"
+    FAILED = "failed"  # an error of the sidecar's own, which the log shows
 
+
+class _Backoff(NamedTuple):
+    """The pause between two tries while the app is away: it doubles, within these limits."""
+
+    min_seconds: float
+    max_seconds: float
+
+
+_BACKOFFS = {  # any other answer shows that the app is back
+    PushOutcome.APP_AWAY: _Backoff(0.1, 1.0),
+    PushOutcome.NOT_FOUND: _Backoff(1.0, 10.0),  # a user must correct the path, and each try is a request to the app
+}
 
 Outcomes = list[tuple[PushOutcome, list[Message]]]
 
@@ -72,21 +83,9 @@ _OUTCOME_BY_ANSWER = {  # any other answer means RETRY
 class PushHost(settlement.DeliveryHost, Protocol):
     """The member, as Push delivery needs it."""
 
-    problems: Problems
-    metrics: SidecarMetrics
-
     @property
     def obeyed_generation(self) -> int:
         """The generation of the obeyed assignment."""
-
-    def may_deliver(self, queue: Queue) -> bool:
-        """Whether a delivery of this queue may start now."""
-
-    def may_send(self, queue: Queue, started_at: float) -> bool:
-        """Whether a delivery that started at `started_at` may be sent, to the app or back to the broker.
-
-        It may not if its queue was reassigned while the process was stalled.
-        """
 
 
 class PushDelivery:
@@ -101,8 +100,10 @@ class PushDelivery:
         self._tasks: dict[Queue, set[asyncio.Task[_DeliveryResult]]] = {}
         self._open_count = 0
         self._settlement = Settlement(host)
-        self._is_app_away = False
-        self._last_answer_at = self._backoff_seconds = self._retry_at = 0.0
+        self._is_app_away = False  # no connection, or the app answers 404
+        self._last_answer_at = 0.0
+        self._backoff_seconds = 0.0
+        self._retry_at = 0.0  # no delivery is tried before this while the app is away
         self._is_fill_scheduled = False
 
     # Starting deliveries.
@@ -110,10 +111,14 @@ class PushDelivery:
     def offer(self, reader: QueueReader) -> None:
         """Deliver from a queue: it has messages, or may deliver again."""
         self._scheduler.offer(reader.queue, reader.window)
-        self.apply_settings()
+        self._schedule_fill()
 
     def apply_settings(self) -> None:
-        """Start possible deliveries in the next turn of the event loop."""
+        """Start deliveries that a higher concurrency allows; each delivery looks up the other settings itself."""
+        self._schedule_fill()
+
+    def _schedule_fill(self) -> None:
+        """Start possible deliveries in the next turn of the event loop, once for all queues offered in this one."""
         if not self._is_fill_scheduled:
             self._is_fill_scheduled = True
             asyncio.get_running_loop().call_soon(self._start_deliveries)
@@ -132,13 +137,17 @@ class PushDelivery:
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._tasks.setdefault(batch.queue, set()).add(task)
             task.add_done_callback(partial(self._on_delivery_ended, batch))
-        # Without messages, assume that the app is back.
-        if self._is_app_away and not self._open_count and now >= self._retry_at:
-            self._track_app(PushOutcome.DONE)
+        has_nothing_to_try = not self._open_count and now >= self._retry_at
+        if self._is_app_away and has_nothing_to_try:
+            self._assume_app_is_back()
+
+    def _assume_app_is_back(self) -> None:
+        """Clear the problems of the app: without messages no try would ever clear them; the next delivery will tell."""
+        self._track_app(PushOutcome.DONE)
 
     def _max_messages(self, queue: Queue) -> int:
         reader = self._host.reader_of(queue)
-        if reader is None or reader.is_retry:
+        if reader is None or reader.is_retry_topic:
             return 1
         return reader.window.count_fitting(self._host.settings.delivery.push.max_batch, MAX_BATCH_BYTES)
 
@@ -154,13 +163,15 @@ class PushDelivery:
         attempts = [(message, self._settlement.attempt_number(batch, message)) for message in batch.delivery.messages]
         app_answer = await self._post_batch(batch, attempts)
         answered_at = self._host.now()
-        answer = _OUTCOME_BY_ANSWER.get(app_answer.outcome, PushOutcome.RETRY) if app_answer else PushOutcome.ABORTED
+        answer = PushOutcome.ABORTED
+        if app_answer:
+            answer = _OUTCOME_BY_ANSWER.get(app_answer.outcome, PushOutcome.RETRY)
         if answer is not PushOutcome.DONE and not self._host.may_send(batch.queue, batch.delivery.started_at):
             answer = PushOutcome.ABORTED  # the queue's next owner has these messages: nothing is sent back
         if app_answer and answer is not PushOutcome.ABORTED:  # an aborted delivery does not show the state of the app
             self._track_app(answer)
             self._count_answer(batch, attempts, app_answer)
-        outcomes = self._outcomes(answer, batch)
+        outcomes = self._outcomes(answer, batch)  # before settling, which counts the attempt and may make it the last
         await self._settle_batch(answer, batch)
         return _DeliveryResult(outcomes, answered_at)
 
@@ -177,15 +188,15 @@ class PushDelivery:
     def _outcomes(self, answer: PushOutcome, batch: Batch) -> Outcomes:
         """Return the outcome of each message after an answer."""
         messages = [*batch.delivery.messages]
-        if answer is PushOutcome.DEAD_LETTER and len(messages) > 1:
+        is_batch = len(messages) > 1
+        if answer is PushOutcome.DEAD_LETTER and is_batch:
             return [(PushOutcome.SPLIT, messages)]
-        if answer is not PushOutcome.RETRY or (batch.window.orderly and len(messages) > 1):
+        is_retried_alone = batch.window.orderly and is_batch  # so none becomes a dead letter now: see _retry_in_place
+        if answer is not PushOutcome.RETRY or is_retried_alone:
             return [(answer, messages)]
-        exhausted: list[Message] = []
-        retried: list[Message] = []
-        for message in messages:
-            (exhausted if self._settlement.is_last_attempt(batch, message) else retried).append(message)
-        return [(PushOutcome.DEAD_LETTER, exhausted), (answer, retried)]
+        exhausted = [message for message in messages if self._settlement.is_last_attempt(batch, message)]
+        retried = [message for message in messages if not self._settlement.is_last_attempt(batch, message)]
+        return [(PushOutcome.DEAD_LETTER, exhausted), (PushOutcome.RETRY, retried)]
 
     def _on_delivery_ended(self, batch: Batch, task: asyncio.Task[_DeliveryResult]) -> None:
         """Clean up and count a delivery, however it ended; it may have been cancelled, even before it started."""
@@ -200,17 +211,23 @@ class PushDelivery:
         if unfinished:
             self._settlement.return_messages(batch, unfinished, SEND_BACK_RETRY_SECONDS if error else 0.0)
         now = self._host.now()
-        failure = "cut" if task.cancelled() else "failed" if error else ""
-        outcomes, answered_at = ([(failure, [*unfinished])], now) if failure else task.result()
-        seconds = answered_at - batch.delivery.started_at
-        self._host.metrics.observe_delivery(seconds, [message for _, messages in outcomes for message in messages])
-        for outcome, messages in outcomes:
-            self._host.on_delivery_ended(messages, outcome, seconds)
+        if error or task.cancelled():
+            outcome = PushOutcome.FAILED if error else PushOutcome.ABORTED
+            self._count_result(batch, _DeliveryResult([(outcome, [*unfinished])], now))
+        else:
+            self._count_result(batch, task.result())
         if reader := self._host.reader_of(batch.queue):
             reader.delivered_at = now
             reader.on_change()
             self.offer(reader)
-        self.apply_settings()
+        self._schedule_fill()
+
+    def _count_result(self, batch: Batch, result: _DeliveryResult) -> None:
+        seconds = result.answered_at - batch.delivery.started_at
+        all_messages = [message for _, messages in result.outcomes for message in messages]
+        self._host.metrics.observe_delivery(seconds, all_messages)
+        for outcome, messages in result.outcomes:
+            self._host.on_delivery_ended(messages, outcome, seconds)
 
     async def _post_batch(self, batch: Batch, attempts: Sequence[tuple[Message, int]]) -> AppResponse | None:
         """Post a delivery and return the app's answer; None if it may not be sent any more."""
@@ -250,21 +267,19 @@ class PushDelivery:
 
     def _get_poster(self, port: int) -> HttpPoster:
         if self._poster is None or self._poster.port != port:
-            self._close()
+            self._close_poster()
             self._poster = HttpPoster(self._app_host, port)
         return self._poster
 
     def _track_app(self, answer: PushOutcome) -> None:
         """Track whether the app is away, and schedule the next try if it is."""
-        pauses = {PushOutcome.APP_AWAY: AWAY_BACKOFF_SECONDS, PushOutcome.NOT_FOUND: NOT_FOUND_BACKOFF_SECONDS}.get(
-            answer
-        )
+        backoff = _BACKOFFS.get(answer)
         now = self._host.now()
         self._report_app_problem(answer)
         if self._is_app_away:
             self._host.metrics.paused.inc(now - self._last_answer_at)
         self._last_answer_at = now
-        if pauses is None:
+        if backoff is None:
             self._is_app_away = False
             self._backoff_seconds = 0.0
             return
@@ -272,9 +287,9 @@ class PushDelivery:
             self._is_app_away = True
             self._retry_at = 0.0
         if now >= self._retry_at:  # deliveries that fail together count once
-            self._backoff_seconds = min(max(pauses[0], 2 * self._backoff_seconds), pauses[1])
+            self._backoff_seconds = min(max(backoff.min_seconds, 2 * self._backoff_seconds), backoff.max_seconds)
             self._retry_at = now + self._backoff_seconds
-            asyncio.get_running_loop().call_later(self._backoff_seconds, self.apply_settings)
+            asyncio.get_running_loop().call_later(self._backoff_seconds, self._schedule_fill)
 
     def _report_app_problem(self, answer: PushOutcome) -> None:
         """Report why the app cannot be reached, or clear that problem."""
@@ -305,6 +320,7 @@ class PushDelivery:
                 await asyncio.gather(*(self._settlement.retry(batch, message) for message in messages))
 
     async def _retry_in_place(self, batch: Batch, messages: tuple[Message, ...]) -> None:
+        """Retry messages of an Orderly queue, each alone, so that only the failing one becomes a dead letter."""
         is_last = self._settlement.is_last_attempt(batch, messages[0])
         for message in messages:
             batch.window.count_attempt(batch.delivery, message)
@@ -321,8 +337,8 @@ class PushDelivery:
         """Clear the problems of the app, and close connections."""
         for reason in (Reason.APP_PATH_NOT_FOUND, Reason.APP_NOT_LISTENING):
             self._host.problems.set_problem(reason, "")
-        self._close()
+        self._close_poster()
 
-    def _close(self) -> None:
+    def _close_poster(self) -> None:
         if self._poster:
             self._poster.close()

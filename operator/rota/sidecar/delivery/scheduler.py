@@ -44,13 +44,18 @@ class DeliveryScheduler:
         self, now: float, max_messages: Callable[[Queue], int], free_slots: float = inf, total_slots: int = 0
     ) -> Batch | None:
         """Start the next delivery, if one of the `total_slots` is free; a queue that cannot deliver loses its turn."""
-        for _ in range(len(self._ready) if free_slots > 0 else 0):
+        if free_slots <= 0:
+            return None
+        are_others_reserved = free_slots <= total_slots // RESERVED_DIVISOR
+        for _ in range(len(self._ready)):
             if not self._ready:  # `may_deliver` can withdraw queues
                 break
             queue, window = self._ready.popitem(last=False)
-            if window.open_deliveries and free_slots <= total_slots // RESERVED_DIVISOR:
+            if are_others_reserved and window.open_deliveries:
                 self._ready[queue] = window
-            elif self._may_deliver(queue) and (delivery := window.start_delivery(max_messages(queue), now)):
+                continue
+            delivery = window.start_delivery(max_messages(queue), now) if self._may_deliver(queue) else None
+            if delivery:
                 self._ready[queue] = window
                 return Batch(queue, window, delivery)
         return None

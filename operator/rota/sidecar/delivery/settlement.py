@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rota.brokers.errors import BrokerError, RejectedError
 from rota.brokers.message import Message
@@ -14,12 +14,11 @@ from rota.sidecar.delivery.scheduler import Batch
 from rota.sidecar.member.window import IMMEDIATELY, QueueWindow
 from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Problems
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 from rota.spec.resolved import GroupSettings
 
 SEND_BACK_RETRY_SECONDS = 5.0  # seconds before a message that the broker did not take back is delivered again
-
-MAX_ID_CHARACTERS = 100  # characters of a message's id
-
+MAX_ID_CHARACTERS = 100  # characters of a message's id in logs and problems
 UNLIMITED_ATTEMPTS = 2**31 - 1  # the broker's maximum: the sidecar decides when a message has no attempt left
 
 _log = logging.getLogger(__name__)
@@ -48,8 +47,32 @@ class SettlementHost(Protocol):
 class DeliveryHost(SettlementHost, Protocol):
     """The member, as Push and Pull delivery need it."""
 
+    metrics: SidecarMetrics
+
+    def may_deliver(self, queue: Queue) -> bool:
+        """Whether a delivery of this queue may start now."""
+
+    def may_send(self, queue: Queue, started_at: float) -> bool:
+        """Whether a delivery that started at `started_at` may be sent, to the app or back to the broker.
+
+        It may not if its queue was reassigned while the process was stalled.
+        """
+
     def on_delivery_ended(self, messages: Sequence[Message], outcome: str, seconds: float) -> None:
         """Count messages of one topic that were at the app for `seconds`, and send spans of the traced ones."""
+
+
+class _RejectedMessage(NamedTuple):
+    """A message that the broker refused to take back."""
+
+    window: QueueWindow
+    offset: int
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the message is finished or forgotten, or its queue is released."""
+        is_unfinished = self.offset in self.window.extra_attempts  # which has the attempt counted at the refusal
+        return self.window.stopped or not is_unfinished
 
 
 class Settlement:
@@ -57,8 +80,7 @@ class Settlement:
 
     def __init__(self, host: SettlementHost) -> None:
         self._host = host
-        # The message that the broker last refused to take back.
-        self._rejected_message: tuple[QueueWindow, int] | None = None
+        self._last_rejected: _RejectedMessage | None = None
 
     def attempt_number(self, batch: Batch, message: Message) -> int:
         """Return the number of this attempt, from 1."""
@@ -67,19 +89,18 @@ class Settlement:
     def is_last_attempt(self, batch: Batch, message: Message) -> bool:
         """Whether this was the message's last attempt, so that a failure makes it a dead letter."""
         max_attempts = self._host.settings.max_attempts
-        return not self._host.settings.is_broadcasting and 0 <= max_attempts <= self.attempt_number(batch, message)
+        has_limit = max_attempts >= 0 and not self._host.settings.is_broadcasting  # -1: for ever
+        return has_limit and self.attempt_number(batch, message) >= max_attempts
 
     def ack(self, batch: Batch, message: Message) -> None:
         """Finish a message."""
         batch.window.finish_message(batch.delivery, message)
-        if self._rejected_message:
-            self.clear_solved_problem()
+        self.clear_solved_problem()
 
     def clear_solved_problem(self) -> None:
-        """Clear the problem of a refused message once it is finished or forgotten, or its queue is released."""
-        window, offset = self._rejected_message or (None, 0)
-        if window and (window.stopped or offset not in window.extra_attempts):
-            self._rejected_message = None
+        """Clear the problem of a refused message once that message is settled."""
+        if self._last_rejected and self._last_rejected.is_settled:
+            self._last_rejected = None
             self._host.problems.set_problem(Reason.RETRY_REJECTED, "")
 
     def return_messages(self, batch: Batch, messages: Iterable[Message], delay_seconds: float = 0.0) -> None:
@@ -106,7 +127,11 @@ class Settlement:
         await self._send_back(batch, message, DEAD_LETTER_LEVEL)
 
     async def _send_back(self, batch: Batch, message: Message, delay_level: int) -> None:
-        """Send a message back to the broker; in Broadcasting, or without a reader, only finish it."""
+        """Send a message back to the broker; while the broker refuses it, redeliver it here.
+
+        Broadcasting has no retries, so there the message is only finished. It is also only finished if its queue was
+        released meanwhile: nothing commits this window any more, and the queue's next owner fetches the message again.
+        """
         reader = self._host.reader_of(batch.queue)
         if self._host.settings.is_broadcasting or reader is None:
             self.ack(batch, message)
@@ -118,7 +143,7 @@ class Settlement:
             _log.warning(text, _short_id(message), error)
             if isinstance(error, RejectedError):  # this may last: count the attempt here, and report the problem
                 batch.window.count_attempt(batch.delivery, message)
-                self._rejected_message = batch.window, message.offset
+                self._last_rejected = _RejectedMessage(batch.window, message.offset)
                 self._host.problems.set_problem(Reason.RETRY_REJECTED, _rejection_message(message, error))
             self.return_messages(batch, (message,), SEND_BACK_RETRY_SECONDS)
         else:
@@ -134,5 +159,5 @@ def _short_id(message: Message) -> str:
 
 def _rejection_message(message: Message, error: BrokerError) -> str:
     name = f"message {_short_id(message)} (offset {message.offset} of {message.queue})"
-    rejection = f"The broker rejects {name} both for a retry and as a dead letter: {error}"
+    rejection = f"The broker rejects {name} when it is sent back for a retry or as a dead letter: {error}"
     return f"{rejection}; have the app accept it, or reset the group's offset past it"

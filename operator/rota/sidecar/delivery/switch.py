@@ -24,7 +24,7 @@ class DeliverySwitch:
     def __init__(
         self, host: SwitchHost, app_host: str, pull_port: int = pull.PORT, *, shares_node_network: bool = False
     ) -> None:
-        """`app_host` is the app's address, and the Pull port's; with `shares_node_network` that port is not opened."""
+        """Push posts to `app_host`; Pull listens there at `pull_port`, but not with `shares_node_network`."""
         self._host = host
         self._app_host = app_host
         self._pull_port = pull_port
@@ -34,31 +34,35 @@ class DeliverySwitch:
 
     def apply_settings(self) -> None:
         """Apply the current settings."""
-        self._current_delivery().apply_settings()
+        self._ensure_delivery().apply_settings()
 
     def offer(self, reader: QueueReader) -> None:
         """Deliver messages from a queue."""
-        self._current_delivery().offer(reader)
+        self._ensure_delivery().offer(reader)
 
-    def _current_delivery(self) -> PushDelivery | PullDelivery:
-        """Return the mode that the settings name; when the mode changes, no delivery is open."""
+    def _ensure_delivery(self) -> PushDelivery | PullDelivery:
+        """Return the delivery of the mode in force; create it first, and close that of another mode.
+
+        A changed mode needs a rejoin, which drains all queues, so no delivery is open then.
+        """
         mode = self._host.settings.delivery.mode
         if self._delivery is None or self._mode != mode:
             if self._delivery:
                 self._host.start_task(self._delivery.close())
             self._mode = mode
-            self._delivery = self._create_pull() if mode == "Pull" else PushDelivery(self._host, self._app_host)
+            self._delivery = self._start_pull() if mode == "Pull" else PushDelivery(self._host, self._app_host)
         return self._delivery
 
-    def _create_pull(self) -> PullDelivery:
-        pulling = PullDelivery(self._host, self._app_host, self._pull_port)
-        pulling.on_queues_changed()
-        pulling.apply_settings()
+    def _start_pull(self) -> PullDelivery:
+        pull_delivery = PullDelivery(self._host, self._app_host, self._pull_port)
+        # Pull keeps the held queues and the visibility timeout; Push looks up what it needs at each delivery.
+        pull_delivery.on_queues_changed()
+        pull_delivery.apply_settings()
         if self._shares_node_network:
             self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, _NODE_NETWORK_MESSAGE)
         else:
-            self._host.start_task(pulling.serve())
-        return pulling
+            self._host.start_task(pull_delivery.serve())
+        return pull_delivery
 
     def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries now."""

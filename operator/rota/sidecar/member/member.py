@@ -61,7 +61,7 @@ class Member:
         self.started = 0.0
         # Last request for the report, or the first read of an assignment.
         self._report_requested_at: float | None = None
-        self._resumed = False  # it has taken over its predecessor's share
+        self._resumed = False  # it has taken over the share of its predecessor, an earlier process of this pod
         self.group = group
         self.orderly = orderly
         self.drain_timeout = drain_timeout
@@ -176,6 +176,7 @@ class Member:
         self._report_requested_at = now
 
     def _resume_at(self) -> float | None:
+        """Return when this process takes over its predecessor's share; None if it does not."""
         is_successor = self.needs_takeover and self._named_incarnation < self.incarnation
         if self._report_requested_at is None or not is_successor:
             return None
@@ -191,10 +192,7 @@ class Member:
         commands: list[Command] = []
         for queue in queues:
             lease = self.leases.get(queue) or QueueLease(
-                queue=queue,
-                orderly=self.orderly,
-                lease_numbers=self._lease_numbers,
-                needs_lock_hold=queue in forced,
+                queue=queue, orderly=self.orderly, lease_numbers=self._lease_numbers, needs_lock_hold=queue in forced
             )
             commands += self._apply_event(lease, LeaseEvent.ASSIGNED, now)
         return commands
@@ -228,7 +226,9 @@ class Member:
     def run_due_timers(self, now: float) -> Effects:
         """Apply all timers that are due; the caller has read the assignment before."""
         commands: list[Command] = []
-        if (resumes := self._resume_at()) is not None and resumes <= now and self._is_assignment_current:
+        resume_at = self._resume_at()
+        is_resume_due = resume_at is not None and resume_at <= now
+        if is_resume_due and self._is_assignment_current:
             commands += self._take_over_share(now)
         while (at := self._next_lease_timer()) is not None and at <= now:
             lease = self.leases[heapq.heappop(self._timers)[1]]
@@ -237,7 +237,7 @@ class Member:
                 commands += self._apply_event(lease, due[1], now)
         return self._build_effects(commands)
 
-    def drain(self, final: bool, now: float) -> Effects:  # noqa: FBT001 - the only option
+    def drain(self, *, final: bool, now: float) -> Effects:
         """Release all queues, until `end_drain` or, if `final`, permanently; a repeated call continues the drain."""
         becomes_final = final and not self.final
         self._is_draining = True

@@ -1,23 +1,26 @@
 """Memory budget of a member: one limit for the messages of all its queues, applied before a pull keeps a message.
 
-Each queue has a share of the budget, and a common part of the size of one largest message is reserved.
+**A message within its queue's share never waits for messages of other queues**, not even if an app hangs on those. The
+budget consists of equal shares, one for each queue, and a common part with the size of one largest message. A message
+is within the share if its queue, with it, holds no more than the share. A queue whose next message was refused reserves
+memory for it: it waits in a line, which is served first come, first served, and then pulls again.
 
-- A queue counts with its share, or with the memory that it holds if that is more; all queues together count no more
-  than the budget. So a message within its queue's share never waits for messages of other queues.
-- A queue that holds nothing takes one message beyond its share, if the common part has room for that. If not, the queue
-  waits in a line, which is served first come, first served. So large messages that an app never finishes delay other
-  large messages, and nothing else.
+- A queue counts with its share, or with the memory that it holds if that is more. All queues together count no more
+  than the budget; that is what keeps the shares free.
+- A queue that holds nothing takes one message beyond its share, if the common part has room for that. If not, it waits
+  for the common part. So large messages that an app never finishes delay other large messages, and nothing else.
 - A message that is too large for the common part waits until enough of the budget is free; messages behind it wait too,
   so that it is not overtaken forever. A member that holds nothing takes one message of any size.
 - While shares have just become smaller, because the member has more queues, queues may hold more than the budget leaves
-  to the other queues. Messages within shares then wait in the same line.
+  to the other queues. Only then do messages within shares have to wait in the line.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, auto
 from math import inf
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from rota.brokers.message import MAX_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES
 from rota.model import Queue
@@ -30,6 +33,21 @@ class QueueMemory(Protocol):
 
     window: QueueWindow
     limits: QueueLimits
+
+
+class RefusedMessage(NamedTuple):
+    """A message for which a pull had no memory."""
+
+    offset: int
+    memory_bytes: int
+
+
+class _Part(Enum):
+    """The part of the budget that a message may take."""
+
+    SHARE = auto()
+    COMMON = auto()  # for a message beyond its queue's share
+    ANY = auto()  # for a message that is too large even for the common part
 
 
 class MemoryReservation:
@@ -48,10 +66,11 @@ class MemoryBudget:
     def __init__(self, limit_bytes: float, queues: Callable[[], Iterable[QueueMemory]]) -> None:
         self.limit_bytes = limit_bytes
         self._queues = queues
-        self._share_bytes = inf  # of each queue, once the budget is divided
-        # Admitted by pulls whose messages are in no window yet, or granted to the line.
+        self._share_bytes = inf  # of each queue, once `set_limits` has divided the budget
+        # Memory that is in no window yet: admitted by open pulls, also of queues that were released meanwhile, or
+        # granted to the line.
         self._pending: Counter[QueueMemory] = Counter()
-        self._waiting: dict[MemoryReservation, None] = {}
+        self._waiting: dict[MemoryReservation, None] = {}  # the line
 
     @property
     def used_bytes(self) -> int:
@@ -66,15 +85,15 @@ class MemoryBudget:
     def set_limits(self, buffer: Buffer, queues: Mapping[Queue, QueueMemory]) -> None:
         """Set each queue's limits: a topic's are divided among its queues, the budget among all queues."""
         topics = Counter(queue.topic for queue in queues)
-        self._share_bytes = self.share_bytes(len(queues), buffer.mebibytes_per_message * MEBIBYTE)
+        self._share_bytes = self.compute_share(len(queues), buffer.mebibytes_per_message * MEBIBYTE)
         for queue, memory in queues.items():
             memory.limits = QueueLimits.for_queue(buffer, topics[queue.topic], self._share_bytes)
 
-    def share_bytes(self, queues: int, max_body_bytes: int) -> float:
-        """Return each queue's part of the budget, without the common part for one largest message of any queue."""
+    def compute_share(self, queue_count: int, max_body_bytes: int) -> float:
+        """Return the share of each queue: an equal part of what the common part leaves."""
         largest_bytes = max_body_bytes + MAX_PROPERTIES_BYTES + MESSAGE_OVERHEAD_BYTES
-        common_bytes = min(largest_bytes, self.limit_bytes / 2)
-        return (self.limit_bytes - common_bytes) / max(1, queues)
+        common_bytes = min(largest_bytes, self.limit_bytes / 2)  # a small container's shares need the other half
+        return (self.limit_bytes - common_bytes) / max(1, queue_count)
 
     def is_within_share(self, queue: QueueMemory, memory_bytes: int) -> bool:
         """Whether a queue holds no more than its share with a message of that memory."""
@@ -85,7 +104,7 @@ class MemoryBudget:
         if not self.used_bytes:
             return True
         if any(not self.is_within_share(waiting.queue, waiting.memory_bytes) for waiting in self._waiting):
-            return False
+            return False  # first come, first served
         if self._is_too_large(queue, memory_bytes):
             return memory_bytes <= self.free_bytes
         return self._fits_common_part(queue, memory_bytes)
@@ -103,26 +122,32 @@ class MemoryBudget:
         return claimed_bytes + self._held_bytes(queue) + memory_bytes <= self.limit_bytes
 
     def _is_too_large(self, queue: QueueMemory, memory_bytes: int) -> bool:
-        """Whether the common part has no room for a message, even if no other queue exceeds its share."""
+        """Whether the common part has no room for a message, even if no other queue exceeds its share.
+
+        Pending memory of released queues does not count: it is free soon, so waiting for the common part is enough.
+        """
         peers = {*self._queues()} - {queue}
         return sum(map(self._guaranteed_bytes, peers)) + memory_bytes > self.limit_bytes
 
+    def _candidates(self) -> Iterator[tuple[MemoryReservation, _Part]]:
+        """Iterate over the messages of the line that are next for their part of the budget.
+
+        Of messages beyond their queue's share, only the first is: until it is granted, the others are left out.
+        """
+        is_other_part_awaited = False
+        for waiting in [*self._waiting]:
+            if self.is_within_share(waiting.queue, waiting.memory_bytes):
+                yield waiting, _Part.SHARE
+            elif not is_other_part_awaited:
+                yield waiting, _Part.ANY if self._is_too_large(waiting.queue, waiting.memory_bytes) else _Part.COMMON
+                is_other_part_awaited = waiting in self._waiting
+
     def _promised_bytes(self) -> int:
-        """Return the memory for which messages within shares must wait: see `grant_waiting`."""
-        promised_bytes = 0
-        has_common_part_taker = False
-        for waiting in self._waiting:
-            is_within_share = self.is_within_share(waiting.queue, waiting.memory_bytes)
-            if is_within_share:
-                promised_bytes += waiting.memory_bytes
-            elif not has_common_part_taker:
-                has_common_part_taker = True
-                if self._is_too_large(waiting.queue, waiting.memory_bytes):
-                    promised_bytes += waiting.memory_bytes
-        return promised_bytes
+        """Return the free memory that pulls leave to the line; the common part is kept free by `may_exceed_share`."""
+        return sum(waiting.memory_bytes for waiting, part in self._candidates() if part is not _Part.COMMON)
 
     def reserve(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> MemoryReservation:
-        """Put a queue at the end of the line; `on_granted` is called if its memory is not free at once."""
+        """Put a queue at the end of the line; `on_granted` is called once it gets its memory, which may be at once."""
         reservation = MemoryReservation(queue, memory_bytes, on_granted)
         self._waiting[reservation] = None
         self.grant_waiting()
@@ -156,26 +181,17 @@ class MemoryBudget:
         """
         if not self._waiting:
             return
-        used = self.used_bytes
-        is_common_part_awaited = False
-        for waiting in [*self._waiting]:
-            queue = waiting.queue
-            memory_bytes = waiting.memory_bytes
-            is_within_share = self.is_within_share(queue, memory_bytes)
-            if is_common_part_awaited and not is_within_share:
-                continue
-            takes_any_part = is_within_share or self._is_too_large(queue, memory_bytes)
-            if takes_any_part:
-                fits = used + memory_bytes <= self.limit_bytes
+        used_bytes = self.used_bytes
+        for waiting, part in self._candidates():
+            if part is _Part.COMMON:
+                fits = self._fits_common_part(waiting.queue, waiting.memory_bytes)
             else:
-                fits = self._fits_common_part(queue, memory_bytes)
-            if fits or not used:
-                used += memory_bytes
+                fits = used_bytes + waiting.memory_bytes <= self.limit_bytes
+            if fits or not used_bytes:
+                used_bytes += waiting.memory_bytes
                 self._grant(waiting)
-            elif takes_any_part:
-                return
-            else:
-                is_common_part_awaited = True
+            elif part is not _Part.COMMON:
+                return  # messages behind it wait, too
 
     def _grant(self, reservation: MemoryReservation) -> None:
         self.add_pending(reservation.queue, reservation.memory_bytes)
@@ -196,8 +212,9 @@ class PullAdmission:
         self._queue = queue
         self._reservation = reservation
         self._admitted_bytes = 0
-        self._reserved_bytes: int | None = None  # for the pull's first message
-        self._free_bytes: float | None = None  # of the budget, when the first message within the queue's share arrived
+        # Free memory of the budget, computed once: it takes a walk over all queues, and all messages of a pull are
+        # admitted in one turn of the event loop, so that nothing else takes or frees memory meanwhile.
+        self._free_bytes: float | None = None
         self._open = True
 
     @property
@@ -209,7 +226,11 @@ class PullAdmission:
         """Return whether a message that takes this much memory is kept; counted until the admission is closed."""
         if not self._open:
             return True
-        if not (self._fits_queue(memory_bytes) and self._fits_member(memory_bytes)):
+        is_kept = self._fits_queue(memory_bytes)
+        if is_kept:
+            reserved_bytes = self._release_reservation()
+            is_kept = memory_bytes <= reserved_bytes or self._take_from_budget(memory_bytes)
+        if not is_kept:
             self.refused_bytes = memory_bytes
             return False
         self._admitted_bytes += memory_bytes
@@ -219,16 +240,13 @@ class PullAdmission:
     def _fits_queue(self, memory_bytes: int) -> bool:
         window = self._queue.window
         if not (self._admitted_bytes or window.unfinished_count):
-            return True
+            return True  # a queue that holds nothing takes a message of any size
         return window.memory_bytes + self._admitted_bytes + memory_bytes <= self._queue.limits.max_bytes
 
-    def _fits_member(self, memory_bytes: int) -> bool:
+    def _take_from_budget(self, memory_bytes: int) -> bool:
+        """Whether the budget has memory for a message; if so, later messages of the pull cannot have it."""
         budget = self._budget
         queue = self._queue
-        if self._reserved_bytes is None:
-            self._reserved_bytes = self._take_reserved()
-            if memory_bytes <= self._reserved_bytes:
-                return True
         if not budget.is_within_share(queue, memory_bytes):
             return budget.may_exceed_share(queue, memory_bytes)
         if self._free_bytes is None:
@@ -238,13 +256,13 @@ class PullAdmission:
         self._free_bytes -= memory_bytes
         return True
 
-    def _take_reserved(self) -> int:
-        """Return the memory that was reserved for this pull, and stop counting it as pending."""
+    def _release_reservation(self) -> int:
+        """Stop counting the memory that was reserved for the pull's first message, and return it; 0 from then on."""
         reservation = self._reservation
         if reservation is None or not reservation.granted:
             return 0
         reservation.granted = False
-        self._budget.add_pending(self._queue, -reservation.memory_bytes)
+        self._budget.add_pending(self._queue, -reservation.memory_bytes)  # without granting it to the line meanwhile
         return reservation.memory_bytes
 
     def __enter__(self) -> Self:

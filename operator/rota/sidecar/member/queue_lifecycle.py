@@ -270,15 +270,3 @@ class QueueLease:
             self.backoff_seconds = 0.0
             return LeaseEvent.ASSIGNED
         return None
-
-
-def mermaid_diagram() -> str:
-    """Return the table as a Mermaid state diagram, for docs/handover.md."""
-    arrows: dict[tuple[LeaseState, LeaseState, tuple[LeaseAction, ...]], list[str]] = {}
-    for (state, event), (next_state, actions) in TRANSITIONS.items():
-        arrows.setdefault((state, next_state, actions), []).append(event.value)
-    lines = [
-        f"    {state} --> {next_state}: {'; '.join(events)}" + (f" ({', '.join(actions)})" if actions else "")
-        for (state, next_state, actions), events in arrows.items()
-    ]
-    return "\n".join(["stateDiagram-v2", "    [*] --> Released", *lines]) + "\n"

@@ -22,7 +22,7 @@ from math import inf
 from typing import NamedTuple, Self
 
 from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message
-from rota.brokers.port import PullRedirect, PullResult
+from rota.brokers.port import OffsetCorrection, PullResult
 from rota.spec import Buffer
 
 IMMEDIATELY = float("-inf")
@@ -44,11 +44,14 @@ class QueueLimits:
 
         `max_share_bytes` is the share of the process's memory for one queue.
         """
-        messages = buffer.messages_per_topic and max(1, buffer.messages_per_topic // queue_count)
-        mebibytes = buffer.mebibytes_per_topic and max(1, buffer.mebibytes_per_topic // queue_count)
-        room = (mebibytes or buffer.mebibytes_per_queue) * MEBIBYTE
-        body = buffer.mebibytes_per_message * MEBIBYTE
-        return cls(messages or buffer.messages_per_queue, int(min(room, max_share_bytes)), max_body_bytes=body)
+        max_messages = buffer.messages_per_queue
+        if buffer.messages_per_topic:
+            max_messages = max(1, buffer.messages_per_topic // queue_count)
+        mebibytes = buffer.mebibytes_per_queue
+        if buffer.mebibytes_per_topic:
+            mebibytes = max(1, buffer.mebibytes_per_topic // queue_count)
+        max_bytes = int(min(mebibytes * MEBIBYTE, max_share_bytes))
+        return cls(max_messages, max_bytes, max_body_bytes=buffer.mebibytes_per_message * MEBIBYTE)
 
 
 class Commit(NamedTuple):
@@ -132,13 +135,13 @@ class QueueWindow:
 
     def add_pull(self, requested_offset: int, pulled: PullResult) -> None:
         """Add the messages of a pull for `requested_offset`; an answer for another offset is ignored."""
-        if pulled.redirect is PullRedirect.RESET:
+        if pulled.correction is OffsetCorrection.RESET:
             self.rewind(pulled.next_offset)
         elif requested_offset != self.next_offset or self.stopped:
             return
-        elif pulled.redirect and pulled.next_offset >= self.next_offset:
+        elif pulled.correction and pulled.next_offset >= self.next_offset:
             self.next_offset = pulled.next_offset  # keep fetched messages: the broker no longer has them
-        elif pulled.redirect:
+        elif pulled.correction:
             # The broker lost the end of the queue: fetch unfinished messages again.
             self.rewind(min(pulled.next_offset, self.committable_offset))
         else:

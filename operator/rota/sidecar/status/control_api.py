@@ -127,15 +127,14 @@ class ControlApi:
             if after and may_wait:
                 async with asyncio.timeout(wait):
                     await self._host.status.wait_for_revision(int(after))
-        return _signed(request, report_response(self._host), keys)
+        return _respond(request, encode_report(self._host), keys)
 
     async def _page(self, encode_page: Callable[[int], bytes], request: web.Request) -> web.Response:
         keys = self._authenticate(request)
         start = request.query.get("from", "")
         if not _NUMBER.fullmatch(start):
             return web.Response(status=400, text="from must be 0 or the next value of the previous page\n")
-        page = encode_page(int(start or 0))
-        return _signed(request, web.Response(body=page, content_type="application/json"), keys)
+        return _respond(request, encode_page(int(start or 0)), keys)
 
     def _encode_queues(self, start: int) -> bytes:
         return msgspec.json.encode(self._host.status.queues(start))
@@ -179,20 +178,17 @@ class ControlApi:
         return keys
 
 
-def _signed(request: web.Request, response: web.Response, keys: Sequence[bytes]) -> web.Response:
-    if keys and isinstance(response.body, bytes):
-        response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE_PARAMETER, ""), response.body)
+def _respond(request: web.Request, body: bytes, keys: Sequence[bytes]) -> web.Response:
+    """Return a response with a report or a page, signed with the current key if there is one."""
+    response = web.Response(body=body, content_type="application/json")
+    if keys:
+        response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE_PARAMETER, ""), body)
     return response
 
 
 def encode_report(host: ControlHost) -> bytes:
     """Return the encoded current report."""
     return msgspec.json.encode(host.status.report())
-
-
-def report_response(host: ControlHost) -> web.Response:
-    """Return a response with the current report."""
-    return web.Response(body=encode_report(host), content_type="application/json")
 
 
 def parse_wait(text: str) -> float | None:

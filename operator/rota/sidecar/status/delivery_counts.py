@@ -57,7 +57,8 @@ class DeliveryCounts:
     """Counts of the deliveries of this process."""
 
     def __init__(self, now: float) -> None:
-        self._started = self._sampled = now
+        self._started = now
+        self._sampled = now
         self._queues: dict[Queue, DeliveryTotals] = {}  # never shrinks, so pages keep their places
         self._times: dict[str, dict[int, int]] = {}  # number of deliveries by topic and bucket
         self._failed: dict[str, _FailedMessage] = {}  # by message id, the latest failure last
@@ -76,8 +77,8 @@ class DeliveryCounts:
         if outcome in APP_UNREACHED_OUTCOMES:
             return
         counts.first_attempts += sum(attempt == 1 for _, attempt in attempts)
-        if outcome in {DeliveryOutcome.DONE, DeliveryOutcome.REJECTED}:
-            for message, _ in attempts if self._failed else ():
+        if self._failed and outcome in {DeliveryOutcome.DONE, DeliveryOutcome.REJECTED}:
+            for message, _ in attempts:
                 self._failed.pop(_short_id(message), None)
         if outcome is not DeliveryOutcome.DONE:
             self._last_failure = answer, now
@@ -122,7 +123,8 @@ class DeliveryCounts:
             counts = self._queues.setdefault(queue, DeliveryTotals())
             counts.active_seconds += seconds
             counts.in_flight_seconds += seconds * window.in_flight
-            counts.backlog_seconds += seconds * (buffered > window.in_flight)
+            if buffered > window.in_flight:
+                counts.backlog_seconds += seconds
 
     def page(self, start: int, incarnation: str, readers: Mapping[Queue, CountedReader], now: float) -> DeliveriesPage:
         """Return the page that starts at queue index `start`; the first page also lists failing messages."""

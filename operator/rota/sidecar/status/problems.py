@@ -71,11 +71,11 @@ class Problems:
             self._failed_tasks[name] = single_line(repr(error))
         else:
             self._failed_tasks.pop(name, None)
-        first = next(iter(self._failed_tasks.items()), None)
-        self.set_problem(
-            Reason.INTERNAL_ERROR,
-            "The task {} failed and is restarted: {}; please report it".format(*first) if first else "",
-        )
+        message = ""
+        if self._failed_tasks:
+            failed_name, failure = next(iter(self._failed_tasks.items()))
+            message = f"The task {failed_name} failed and is restarted: {failure}; please report it"
+        self.set_problem(Reason.INTERNAL_ERROR, message)
 
     def _report_rejections(self) -> None:
         self.set_problem(Reason.BROKER_REFUSES, next(iter(self._rejections.values()), ""))

@@ -103,7 +103,8 @@ def queues_page(start: int, member: Member, readers: Mapping[Queue, ReportedRead
     """Return the progress of the member's queues, from index `start` on, in the order of their assignment."""
     stop = start + PROGRESS_PAGE_QUEUES
     page = islice(readers.items(), start, stop)
-    return QueuesPage([_queue_status(*item, member, now) for item in page], stop if stop < len(readers) else None)
+    statuses = [_queue_status(queue, reader, member, now) for queue, reader in page]
+    return QueuesPage(statuses, next=stop if stop < len(readers) else None)
 
 
 def _queue_status(queue: Queue, reader: ReportedReader, member: Member, now: float) -> QueueStatus:
@@ -114,10 +115,10 @@ def _queue_status(queue: Queue, reader: ReportedReader, member: Member, now: flo
     age = round(now - reader.pulled_at, 3) if reader.pulled_at else None
     return QueueStatus(
         *queue,
-        committed,
-        window.next_offset,
-        window.unfinished_count,
-        locked,
+        committed=committed,
+        pulled=window.next_offset,
+        buffered=window.unfinished_count,
+        locked=locked,
         state=_queue_state(queue, reader, member),
         pull_age=age,
         start=window.start_offset,

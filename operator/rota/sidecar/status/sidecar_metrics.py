@@ -29,14 +29,15 @@ class SidecarMetrics:
         self.pulls = metrics.counter("rota_sidecar_pulls_total", "Pulls by outcome.", ("outcome",))
         self.uncommitted = metrics.counter(
             "rota_sidecar_uncommitted_total",
-            "Offsets finished but not committed at their queue's release: at most so many messages repeat.",
+            "Messages that were finished but not committed when their queue was released; "
+            "at most this many are delivered again.",
         )
         self.paused = metrics.counter(
             "rota_sidecar_paused_seconds_total",
             "Seconds for which the app was unreachable or answered pushed messages with 404.",
         )
         self._messages_of = cache(self._messages.labels)  # looking up labels takes longer than counting
-        self._inflight = self._buffered = self._generation = 0  # set while the metrics are rendered
+        self._inflight = self._buffered = self._generation = 0  # values of gauges, set by `render`
         metrics.add_computed(Metric("rota_sidecar_inflight", "Messages at the app now."), lambda: {(): self._inflight})
         metrics.add_computed(
             Metric("rota_sidecar_buffered", "Messages that were fetched and are not finished yet."),
@@ -50,18 +51,20 @@ class SidecarMetrics:
                 "rota_sidecar_client_certificate_expiration_timestamp_seconds",
                 "When the certificate expires that the sidecar presents to brokers (tls.clientSecret).",
             ),
-            lambda: self._certificate_time("not_after"),
+            lambda: self._certificate_time(lambda validity: validity.not_after),
         )
         metrics.add_computed(
             Metric(
-                "rota_sidecar_client_certificate_not_before_timestamp_seconds", "Since when that certificate is valid."
+                "rota_sidecar_client_certificate_not_before_timestamp_seconds",
+                "Since when the certificate is valid that the sidecar presents to brokers (tls.clientSecret).",
             ),
-            lambda: self._certificate_time("not_before"),
+            lambda: self._certificate_time(lambda validity: validity.not_before),
         )
 
-    def _certificate_time(self, field: str) -> Mapping[Labels, float]:
+    def _certificate_time(self, time_of: Callable[[Validity], float]) -> Mapping[Labels, float]:
+        """Return the value of a gauge without labels; none without a certificate."""
         validity = self._client_validity()
-        return {(): getattr(validity, field)} if validity else {}
+        return {(): time_of(validity)} if validity else {}
 
     @property
     def metrics(self) -> list[Metric]:
@@ -70,11 +73,12 @@ class SidecarMetrics:
 
     def observe_delivery(self, seconds: float, messages: Sequence[Message] = ()) -> None:
         """Record how long a delivery was at the app; the first traced message is the exemplar."""
-        trace = next(filter(None, map(trace_id_of, messages)), "")
-        self._delivery_seconds.observe(seconds, {"trace_id": trace} if trace else None)
+        trace_ids = filter(None, map(trace_id_of, messages))
+        trace_id = next(trace_ids, None)
+        self._delivery_seconds.observe(seconds, {"trace_id": trace_id} if trace_id else None)
 
     def count_messages(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
-        """Count messages of one topic by outcome."""
+        """Count messages of one topic by outcome; of finished ones also record the time since they were sent."""
         if messages:
             topic = topic_label(messages[0], topics)
             self._messages_of(topic, outcome).inc(len(messages))

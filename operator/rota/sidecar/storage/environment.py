@@ -31,7 +31,7 @@ class PodIdentity(NamedTuple):
                 raise ValueError(
                     f"The environment variable {name} is not set; set it from the pod's field {field} (downward API)"
                 )
-        default = cls("", "", "")
+        default = cls(name="", namespace="", uid="")
         return cls(
             name=environment["POD_NAME"],
             namespace=environment["POD_NAMESPACE"],

@@ -1,4 +1,8 @@
-"""Writes the sidecar's state files atomically, and keeps their total size within a quota."""
+"""Writes the sidecar's state files atomically, and keeps their total size within a quota.
+
+The folder has `obeyed.json` (StateStore) and, in Broadcasting groups, `<group>/<topic>.json` (OffsetFiles). An offset
+file that cannot be decoded is kept as `<topic>.json.torn`, for a user to look at. Files of the app do not count.
+"""
 
 import errno
 import os
@@ -20,15 +24,18 @@ def check_quota(root: Path, added_bytes: int) -> None:
         raise OSError(errno.EDQUOT, f"The state would take more than {QUOTA_BYTES // 2**20} MiB", str(root))
 
 
-def write_file(root: Path, path: Path, body: msgspec.Struct) -> None:
-    """Replace a file atomically; after an OSError the previous file is still in place."""
+def replace_within_quota(root: Path, path: Path, content: msgspec.Struct) -> None:
+    """Replace a file below `root` atomically by encoded content, on the disk when this returns.
+
+    After an OSError the previous file is in place or, if only flushing its folder failed, already the new one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
-    text = msgspec.json.encode(body)
-    check_quota(root, len(text))
+    encoded = msgspec.json.encode(content)
+    check_quota(root, len(encoded))
     try:
         with new.open("wb") as file:
-            file.write(text)
+            file.write(encoded)
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
@@ -38,6 +45,6 @@ def write_file(root: Path, path: Path, body: msgspec.Struct) -> None:
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)  # the rename itself
+        os.fsync(folder)  # without this, a crash of the node may undo the rename
     finally:
         os.close(folder)

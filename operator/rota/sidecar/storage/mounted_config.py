@@ -132,11 +132,11 @@ class MountedConfig:
 
 
 def _read_file(folder: int, name: str) -> bytes | None:
-    def opened(path: str, flags: int) -> int:
+    def open_in_folder(path: str, flags: int) -> int:
         return os.open(path, flags, dir_fd=folder)
 
     try:
-        with open(name, "rb", opener=opened) as file:
+        with open(name, "rb", opener=open_in_folder) as file:
             return file.read()
     except FileNotFoundError:
         return None
@@ -165,7 +165,8 @@ class _InotifyWatch:
         self._folder = folder
         self._loop = asyncio.get_running_loop()
         self._change_event = asyncio.Event()
-        self._descriptor = self._watch = -1
+        self._descriptor = -1  # of the inotify instance; -1: none yet
+        self._watch = -1  # number of the watch; -1: none
         self._is_failure_logged = False
 
     def add_watch(self) -> bool:
@@ -180,8 +181,9 @@ class _InotifyWatch:
                 _log.warning("inotify is not available for %s (%s); the folder is polled instead", self._folder, error)
                 self._is_failure_logged = True
             watch = -1
-        if self._watch not in (watch, -1):
-            with suppress(OSError):  # the watch ended with its folder
+        is_other_folder = self._watch not in (watch, -1)  # adding a watch to the same folder returns the same number
+        if is_other_folder:
+            with suppress(OSError):  # the previous watch may have ended with its folder
                 _call_libc("inotify_rm_watch", self._descriptor, self._watch)
         self._watch = watch
         return watch >= 0

@@ -8,6 +8,8 @@ that is about to be replaced must not end a consumer.
 import asyncio
 import logging
 import ssl
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -41,26 +43,31 @@ class SecretFiles:
     """The mounted Secrets of one pod; files are read when `connection_config` is called."""
 
     def __init__(self, pod: PodIdentity) -> None:
-        self._credentials_folder = pod.credentials_folder
+        self._credentials_folder = pod.credentials_folder  # a folder that is "" is not mounted
         self._ca_folder = pod.ca_folder
         self._client_folder = pod.client_folder
         self._credentials: Credentials | None = None
         self._tls_files: _TlsFiles | None = None  # the files from which `_tls` was created
-        self._tls: ssl.SSLContext | None = None
+        self._tls: ssl.SSLContext | None = None  # only if the settings in force enable TLS
         self._client_validity: Validity | None = None
         self._logged_problem = ""
 
     def connection_config(self, rocketmq: RocketMQ) -> ConnectionConfig:
-        """Return the connection settings of the brokers; raise ValueError if a file cannot be read."""
+        """Load the files and return the connection settings of the brokers; raise ValueError if one cannot be read.
+
+        The settings have functions instead of values: the client calls them for each connection and request, and so
+        uses what was read last.
+        """
         self._credentials = _read_credentials(self._credentials_folder) if self._credentials_folder else None
         self._tls_files = None
         self._tls = None
         self._client_validity = None
         if rocketmq.tls.enabled:
-            self._renew_tls()
-        tls = self._current_tls if rocketmq.tls.enabled else None
+            self._load_tls()
         return ConnectionConfig(
-            rocketmq.name_servers, tls, self._current_credentials if self._credentials_folder else None
+            rocketmq.name_servers,
+            self._current_tls if rocketmq.tls.enabled else None,
+            self._current_credentials if self._credentials else None,
         )
 
     def client_validity(self) -> Validity | None:
@@ -71,16 +78,27 @@ class SecretFiles:
         assert self._tls  # noqa: S101 - set before the configuration was returned
         return self._tls
 
-    def _renew_tls(self) -> None:
-        """Load the mounted authority, or the image's if none is mounted; a new context drops a replaced authority."""
-        authority = _read_authority(self._ca_folder) if self._ca_folder else None
-        client = _read_client(self._client_folder) if self._client_folder else None
+    def _load_tls(self) -> None:
+        """Create a TLS context from the mounted authority or, without one, the image's; keep it if no file has changed.
+
+        A change needs a new context: an existing one would go on trusting a replaced authority.
+        """
+        authority = None
+        if self._ca_folder:
+            with _explain_authority_error(self._ca_folder):  # a single file, so it needs no consistent version
+                authority = Path(self._ca_folder, "ca.crt").read_text()
+        client = None
+        if self._client_folder:
+            with _explain_client_error(self._client_folder):
+                client = read_key_pair(Path(self._client_folder))
         files = _TlsFiles(authority, client)
         if files == self._tls_files:
             return
-        context = ssl.create_default_context() if authority is None else _create_context(authority, self._ca_folder)
+        with _explain_authority_error(self._ca_folder):
+            context = client_context(authority) if authority is not None else ssl.create_default_context()
         if client:
-            _load_client(context, client, self._client_folder)
+            with _explain_client_error(self._client_folder):
+                load_key_pair(context, client)
         self._tls = context
         self._tls_files = files
         self._client_validity = certificate_validity(client) if client else None
@@ -97,61 +115,43 @@ class SecretFiles:
 
     def renew_files(self) -> None:
         """Read all files in use again; a Secret that cannot be read does not keep the other from being renewed."""
-        problems = []
-        for is_used, renew in ((self._credentials, self._renew_credentials), (self._tls, self._renew_tls)):
-            try:
-                if is_used:
-                    renew()
-            except ValueError as error:
-                problems.append(str(error))
+        problems: list[str] = []
+        try:
+            if self._credentials:
+                self._credentials = _read_credentials(self._credentials_folder)
+        except ValueError as error:
+            problems.append(str(error))
+        try:
+            if self._tls:
+                self._load_tls()
+        except ValueError as error:
+            problems.append(str(error))
         message = "; ".join(problems)
         if message and message != self._logged_problem:
             _log.warning("%s; the previous files stay in use", message)
         self._logged_problem = message
 
-    def _renew_credentials(self) -> None:
-        self._credentials = _read_credentials(self._credentials_folder)
-
 
 def _read_credentials(folder: str) -> Credentials:
+    with _explain_error(f"The credentials in {folder} cannot be read", "correct the Secret"):
+        version = resolve_mounted_folder(Path(folder))  # both files of one version
+        access_key = (version / "accessKey").read_text().strip()
+        secret_key = (version / "secretKey").read_text().strip()
+        return Credentials(access_key, secret_key)
+
+
+def _explain_authority_error(folder: str) -> AbstractContextManager[None]:
+    return _explain_error(f"There is no certificate in {folder}/ca.crt", "add one in PEM format")
+
+
+def _explain_client_error(folder: str) -> AbstractContextManager[None]:
+    return _explain_error(f"There is no usable tls.crt and tls.key in {folder}", "correct the Secret")
+
+
+@contextmanager
+def _explain_error(problem: str, remedy: str) -> Iterator[None]:
+    """Turn an error of reading or parsing files into a ValueError with a sentence for the user."""
     try:
-        version = resolve_mounted_folder(Path(folder))
-        return Credentials(*((version / name).read_text().strip() for name in ("accessKey", "secretKey")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"The credentials in {folder} cannot be read: {error}; correct the Secret") from None
-
-
-def _read_authority(folder: str) -> str:
-    try:
-        return Path(folder, "ca.crt").read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _no_certificate(folder, error) from None
-
-
-def _create_context(authority: str, folder: str) -> ssl.SSLContext:
-    try:
-        return client_context(authority)
-    except ValueError as error:
-        raise _no_certificate(folder, error) from None
-
-
-def _read_client(folder: str) -> KeyPair:
-    try:
-        return read_key_pair(Path(folder))
-    except (OSError, UnicodeDecodeError) as error:
-        raise _no_client_certificate(folder, error) from None
-
-
-def _load_client(context: ssl.SSLContext, client: KeyPair, folder: str) -> None:
-    try:
-        load_key_pair(context, client)
-    except ValueError as error:
-        raise _no_client_certificate(folder, error) from None
-
-
-def _no_client_certificate(folder: str, error: Exception) -> ValueError:
-    return ValueError(f"There is no usable tls.crt and tls.key in {folder}: {error}; correct the Secret")
-
-
-def _no_certificate(folder: str, error: Exception) -> ValueError:
-    return ValueError(f"There is no certificate in {folder}/ca.crt: {error}; add one in PEM format")
+        yield
+    except (OSError, ValueError) as error:  # an undecodable text is a ValueError
+        raise ValueError(f"{problem}: {error}; {remedy}") from None

@@ -1,7 +1,8 @@
 """State that a member keeps over container restarts: the generation that it obeyed, and how often it was started.
 
 A file is written completely under another name, flushed to the disk and renamed: after a crash at any time it is either
-the previous or the new file. Writing is synchronous and raises OSError; then the previous file is still in place.
+the previous or the new file. Writing is synchronous and raises OSError; then the caller must not rely on the new state,
+though it may be on the disk already (see `limited_files`), and writes it again.
 """
 
 import logging
@@ -12,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from rota.documents import NonNegativeInt
-from rota.sidecar.storage.limited_files import write_file
+from rota.sidecar.storage.limited_files import replace_within_quota
 
-_MAX_STATE_BYTES = 4096  # bytes of a state file, a block of most disks
+_MAX_STATE_BYTES = 4096  # above any state file's size, and one block of most disks
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +54,8 @@ class StateStore:
 
         After an OSError the process has no incarnation and must not consume: the next process would have the same.
         """
-        if self._uid is None:
-            raise RuntimeError("Call load() first")
         state = self._saved._replace(incarnation=self._saved.incarnation + 1)
-        write_file(self._path.parent, self._path, _StoredState(self._uid, *state))
-        self._saved = state
+        self._write(state)
         return state.incarnation
 
     def check_space(self) -> None:
@@ -74,15 +72,21 @@ class StateStore:
 
         After an OSError the caller must not obey: after a restart the generation would be lost.
         """
-        if self._uid is None:
-            raise RuntimeError("Call load() first")
         previous = self._saved
         state = SavedState(
             max(previous.obeyed_generation, obeyed_generation or 0), previous.final or final, previous.incarnation
         )
-        if state != self._saved:
-            write_file(self._path.parent, self._path, _StoredState(self._uid, *state))
-            self._saved = state
+        if state != previous:
+            self._write(state)
+
+    def _write(self, state: SavedState) -> None:
+        if self._uid is None:
+            raise RuntimeError("Call load() first")
+        content = _StoredState(
+            uid=self._uid, obeyed=state.obeyed_generation, final=state.final, incarnation=state.incarnation
+        )
+        replace_within_quota(self._path.parent, self._path, content)
+        self._saved = state
 
     def _read(self, uid: str) -> SavedState:
         try:
@@ -91,7 +95,7 @@ class StateStore:
             return SavedState()
         except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             _log.warning("%s cannot be read; the member starts without stored state: %s", self._path, error)
-            return SavedState(incarnation=int(time.time()))  # above any earlier incarnation
+            return SavedState(incarnation=int(time.time()))  # seconds since 1970: above any count of earlier processes
         if stored.uid != uid:
             text = "%s belongs to pod %s, not to %s; the member starts without stored state"
             _log.warning(text, self._path, stored.uid, uid)

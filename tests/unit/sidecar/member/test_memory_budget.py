@@ -379,17 +379,17 @@ def test_memory_within_a_queues_share_is_granted_without_waiting(steps: Sequence
 def test_memory_shares_leave_room_for_one_largest_message() -> None:
     budget = MemoryBudget(64 * MEBIBYTE, list)
     divided_bytes = 60 * MEBIBYTE - MESSAGE_OVERHEAD_BYTES - MAX_PROPERTIES_BYTES
-    assert budget.share_bytes(16, 4 * MEBIBYTE) == divided_bytes / 16
-    assert budget.share_bytes(0, 4 * MEBIBYTE) == divided_bytes
+    assert budget.compute_share(16, 4 * MEBIBYTE) == divided_bytes / 16
+    assert budget.compute_share(0, 4 * MEBIBYTE) == divided_bytes
 
 
 def test_memory_shares_divide_at_least_half_of_the_budget() -> None:
     budget = MemoryBudget(4 * MEBIBYTE, list)
-    assert budget.share_bytes(2, 64 * MEBIBYTE) == MEBIBYTE
+    assert budget.compute_share(2, 64 * MEBIBYTE) == MEBIBYTE
 
 
 def test_memory_shares_are_unlimited_without_a_container_limit() -> None:
-    assert MemoryBudget(float("inf"), list).share_bytes(7, MEBIBYTE) == float("inf")
+    assert MemoryBudget(float("inf"), list).compute_share(7, MEBIBYTE) == float("inf")
 
 
 def test_memory_budget_is_divided_among_queues_and_topic_limits_among_those_of_a_topic() -> None:
@@ -397,7 +397,7 @@ def test_memory_budget_is_divided_among_queues_and_topic_limits_among_those_of_a
     names = [Queue("orders", "b", 0), Queue("orders", "b", 1), Queue("bills", "b", 0)]
     buffer = Buffer(messages_per_topic=100, mebibytes_per_message=2)
     member.budget.set_limits(buffer, dict(zip(names, member.queues, strict=True)))
-    share_bytes = int(member.budget.share_bytes(3, 2 * MEBIBYTE))
+    share_bytes = int(member.budget.compute_share(3, 2 * MEBIBYTE))
     assert [queue.limits for queue in member.queues] == [
         QueueLimits(messages, share_bytes, max_body_bytes=2 * MEBIBYTE) for messages in (50, 50, 100)
     ]

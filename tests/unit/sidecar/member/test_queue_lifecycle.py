@@ -15,7 +15,6 @@ from rota.sidecar.member.queue_lifecycle import (
     LeaseEvent,
     LeaseState,
     QueueLease,
-    mermaid_diagram,
 )
 
 Q = Queue("orders", "broker-a", 3)
@@ -443,6 +442,18 @@ def test_queue_lifecycle_retry_pauses_grow_to_30_seconds_and_end_with_a_start() 
     assert pauses == [1, 2, 4, 8, 16, 30, 30]
     lease.on_event(START_FOUND, now)
     assert lease.backoff_seconds == 0
+
+
+def mermaid_diagram() -> str:
+    """Return the table as a Mermaid state diagram, for docs/handover.md."""
+    arrows: dict[tuple[LeaseState, LeaseState, tuple[LeaseAction, ...]], list[str]] = {}
+    for (state, event), (next_state, actions) in TRANSITIONS.items():
+        arrows.setdefault((state, next_state, actions), []).append(event.value)
+    lines = [
+        f"    {state} --> {next_state}: {'; '.join(events)}" + (f" ({', '.join(actions)})" if actions else "")
+        for (state, next_state, actions), events in arrows.items()
+    ]
+    return "\n".join(["stateDiagram-v2", "    [*] --> Released", *lines]) + "\n"
 
 
 def test_queue_lifecycle_diagram_and_events_are_in_the_docs() -> None:

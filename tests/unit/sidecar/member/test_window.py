@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, properties_bytes_of
-from rota.brokers.port import PullRedirect, PullResult
+from rota.brokers.port import OffsetCorrection, PullResult
 from rota.model import Queue
 from rota.sidecar.member.window import OpenDelivery, QueueLimits, QueueWindow
 from rota.spec import Buffer
@@ -27,9 +27,9 @@ def with_properties(offset: int, number: int) -> Message:
     return Message(Q, offset, b"", properties, properties_bytes=properties_bytes_of(number, 5 * number))
 
 
-def a_pull(*offsets: int, next_offset: int | None = None, redirect: PullRedirect | None = None) -> PullResult:
+def a_pull(*offsets: int, next_offset: int | None = None, correction: OffsetCorrection | None = None) -> PullResult:
     result_offset = next_offset if next_offset is not None else max(offsets) + 1
-    return PullResult(tuple(a_message(offset) for offset in offsets), result_offset, 0, 1000, redirect)
+    return PullResult(tuple(a_message(offset) for offset in offsets), result_offset, 0, 1000, correction)
 
 
 def a_window(*offsets: int, orderly: bool = False, next_offset: int | None = None) -> QueueWindow:
@@ -424,14 +424,14 @@ def test_orderly_queue_does_not_wait_for_retries_from_before_a_reset() -> None:
 
 def test_window_reset_can_come_with_a_pull() -> None:
     window = a_window(0, 1)
-    window.add_pull(2, a_pull(next_offset=50, redirect=PullRedirect.RESET))
+    window.add_pull(2, a_pull(next_offset=50, correction=OffsetCorrection.RESET))
     assert (window.unfinished_count, window.next_offset, offset_to_commit(window)) == (0, 50, 50)
 
 
 def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_broker() -> None:
     window = a_window(0, 1)
     delivery = a_delivery(window, 1)
-    window.add_pull(2, a_pull(next_offset=50, redirect=PullRedirect.OUT_OF_RANGE))
+    window.add_pull(2, a_pull(next_offset=50, correction=OffsetCorrection.OUT_OF_RANGE))
     assert (window.unfinished_count, window.next_offset, window.committable_offset) == (2, 50, 0)
     return_messages(window, delivery, 0)
     finish(window, a_delivery(window, 1))
@@ -443,29 +443,31 @@ def test_window_finishes_its_messages_before_it_passes_a_range_deleted_by_the_br
 def test_window_passes_no_unfinished_message_where_the_queue_lost_its_end(end_offset: int, new_offset: int) -> None:
     window = a_window(*range(50, 100))
     return_messages(window, a_delivery(window, 1), 50)
-    window.add_pull(100, a_pull(next_offset=end_offset, redirect=PullRedirect.OUT_OF_RANGE))
+    window.add_pull(100, a_pull(next_offset=end_offset, correction=OffsetCorrection.OUT_OF_RANGE))
     assert (window.unfinished_count, window.next_offset, window.committable_offset) == (0, new_offset, new_offset)
 
 
 def test_window_without_messages_passes_a_range_deleted_by_the_broker_at_once() -> None:
     window = a_window()
-    window.add_pull(window.next_offset, a_pull(next_offset=50, redirect=PullRedirect.OUT_OF_RANGE))
+    window.add_pull(window.next_offset, a_pull(next_offset=50, correction=OffsetCorrection.OUT_OF_RANGE))
     assert (window.next_offset, offset_to_commit(window)) == (50, 50)
 
 
-@pytest.mark.parametrize(("redirect", "following"), [(PullRedirect.OUT_OF_RANGE, 1), (PullRedirect.RESET, 50)])
-def test_window_that_is_stopped_moves_with_a_reset_only(redirect: PullRedirect, following: int) -> None:
+@pytest.mark.parametrize(
+    ("correction", "following"), [(OffsetCorrection.OUT_OF_RANGE, 1), (OffsetCorrection.RESET, 50)]
+)
+def test_window_that_is_stopped_moves_with_a_reset_only(correction: OffsetCorrection, following: int) -> None:
     window = a_window(0, 1)
     a_delivery(window, 1)
     window.stop()
-    window.add_pull(2, a_pull(next_offset=50, redirect=redirect))
+    window.add_pull(2, a_pull(next_offset=50, correction=correction))
     assert window.next_offset == following
 
 
 def test_window_ignores_an_outside_response_for_another_offset() -> None:
     window = a_window(0, 1)
     window.reset(7)
-    window.add_pull(2, a_pull(next_offset=50, redirect=PullRedirect.OUT_OF_RANGE))
+    window.add_pull(2, a_pull(next_offset=50, correction=OffsetCorrection.OUT_OF_RANGE))
     assert window.next_offset == 7
 
 
@@ -628,15 +630,15 @@ class WindowModel:
         self.states = {offset: state for offset, state in self.states.items() if state != "waiting"}
 
     def add_pull(self, requested: int, pull: PullResult) -> None:
-        if pull.redirect is PullRedirect.RESET:
+        if pull.correction is OffsetCorrection.RESET:
             self.reset(pull.next_offset)
-        if pull.redirect is PullRedirect.RESET or self.stopped or requested != self.next_offset:
+        if pull.correction is OffsetCorrection.RESET or self.stopped or requested != self.next_offset:
             return
-        if pull.redirect is PullRedirect.OUT_OF_RANGE and pull.next_offset >= self.next_offset:
+        if pull.correction is OffsetCorrection.OUT_OF_RANGE and pull.next_offset >= self.next_offset:
             self.next_offset = pull.next_offset
-        elif pull.redirect is PullRedirect.OUT_OF_RANGE:
+        elif pull.correction is OffsetCorrection.OUT_OF_RANGE:
             self.reset(min([pull.next_offset, *self.unfinished]))
-        if pull.redirect:
+        if pull.correction:
             return
         for message in pull.messages:
             self.states[message.offset] = "waiting"
@@ -700,16 +702,16 @@ class RandomWalk:
         requested = self.requests[-1 - choice % len(self.requests)]
         self._add_pull(requested, dict.fromkeys(range(requested, requested + count), 1), requested + count)
 
-    def pull_redirected(self, redirect_to: int, choice: int) -> None:
+    def pull_corrected(self, corrected_to: int, choice: int) -> None:
         requested = self.requests[-1 - choice // 2 % len(self.requests)]
-        self._add_pull(requested, {}, redirect_to * 3, redirect=list(PullRedirect)[choice % 2])
+        self._add_pull(requested, {}, corrected_to * 3, correction=list(OffsetCorrection)[choice % 2])
 
     def _add_pull(
-        self, requested: int, sizes: dict[int, int], next_offset: int, *, redirect: PullRedirect | None = None
+        self, requested: int, sizes: dict[int, int], next_offset: int, *, correction: OffsetCorrection | None = None
     ) -> None:
         self.requests.append(requested)
-        pull = PullResult(tuple(a_message(*item) for item in sizes.items()), next_offset, 0, 1000, redirect)
-        if redirect:
+        pull = PullResult(tuple(a_message(*item) for item in sizes.items()), next_offset, 0, 1000, correction)
+        if correction:
             self.committed = 0
         self.window.add_pull(requested, pull)
         self.model.add_pull(requested, pull)
@@ -800,7 +802,7 @@ class RandomWalk:
 
 
 STEPS = [*["pull"] * 2, *["start_delivery"] * 2, *["finish_message"] * 3, "return_message", "commit"]
-RARE_STEPS = ["pull_late", "pull_redirected", "stop", "resume", "resume", "reset"]
+RARE_STEPS = ["pull_late", "pull_corrected", "stop", "resume", "resume", "reset"]
 NUMBERS = st.integers(0, 6)
 
 
@@ -904,13 +906,13 @@ def test_window_would_repeat_sent_messages_until_they_are_committed() -> None:
     assert window.would_repeat
 
 
-@pytest.mark.parametrize("redirect", [PullRedirect.RESET, None])
-def test_window_would_repeat_nothing_after_the_groups_offset_was_set(redirect: PullRedirect | None) -> None:
+@pytest.mark.parametrize("correction", [OffsetCorrection.RESET, None])
+def test_window_would_repeat_nothing_after_the_groups_offset_was_set(correction: OffsetCorrection | None) -> None:
     window = a_window(0, 1, 2)
     delivery = a_delivery(window)
     window.mark_sent(delivery)
-    if redirect:
-        window.add_pull(3, a_pull(next_offset=1, redirect=redirect))
+    if correction:
+        window.add_pull(3, a_pull(next_offset=1, correction=correction))
     else:
         window.rewind(1)
     window.mark_sent(delivery)

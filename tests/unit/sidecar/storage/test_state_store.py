@@ -1,11 +1,14 @@
 """The state on the emptyDir: complete at any time, never older than the reports, and bound to one pod."""
 
+import errno
 import json
+import os
 import resource
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,6 +44,11 @@ def stored_state(folder: Path, obeyed: int, *, final: bool = False) -> StateStor
     return store
 
 
+def store(files: OffsetFiles, offsets: Mapping[Queue, int]) -> None:
+    for queue, offset in offsets.items():
+        files.store_offset(queue, offset)
+
+
 # Obeyed generation
 
 
@@ -60,7 +68,7 @@ def test_sidecar_state_is_not_written_beyond_the_quota_of_its_volume(
     with pytest.raises(OSError, match="The state would take more than"):
         store.store_state(obeyed_generation=2)
     with pytest.raises(OSError, match="The state would take more than"):
-        offsets.store_offsets({A: 1})
+        offsets.store_offset(A, 1)
     assert load_state(tmp_path) == SavedState(1, final=False)
     (tmp_path / "of-the-app.db").write_bytes(bytes(10 * size))
     monkeypatch.setattr("rota.sidecar.storage.limited_files.QUOTA_BYTES", 3 * size)
@@ -243,8 +251,8 @@ def test_sidecar_state_that_was_written_survives_a_kill(tmp_path: Path) -> None:
 
 
 def test_offset_files_are_kept_by_group_and_topic(tmp_path: Path) -> None:
-    OffsetFiles(tmp_path, "shop").store_offsets({A: 7, B: 8, C: 9})
-    OffsetFiles(tmp_path, "other").store_offsets({A: 1})
+    store(OffsetFiles(tmp_path, "shop"), {A: 7, B: 8, C: 9})
+    OffsetFiles(tmp_path, "other").store_offset(A, 1)
     reopened = OffsetFiles(tmp_path, "shop")
     assert reopened.load("orders") == {A: 7, B: 8}
     assert reopened.load("returns") == {C: 9}
@@ -266,38 +274,37 @@ def test_offset_file_keeps_the_time_when_consumption_of_its_topic_started(tmp_pa
     first.load("orders")
     started_at = first.consuming_since("orders")
     assert before_load <= started_at <= time.time()
-    first.store_offsets({A: 7})
+    first.store_offset(A, 7)
     reopened = OffsetFiles(tmp_path, "shop")
-    reopened.store_offsets({B: 8})
+    reopened.store_offset(B, 8)
     assert reopened.consuming_since("orders") == started_at
 
 
 def test_offset_files_support_the_longest_names_and_special_characters(tmp_path: Path) -> None:
     group, topic = "g" * 255, "%RETRY%|" + "t" * 119
-    OffsetFiles(tmp_path, group).store_offsets({Queue(topic, "b", 0): 5})
+    OffsetFiles(tmp_path, group).store_offset(Queue(topic, "b", 0), 5)
     assert OffsetFiles(tmp_path, group).load(topic) == {Queue(topic, "b", 0): 5}
 
 
 def test_offset_file_keeps_queues_that_are_not_named_and_lets_offsets_go_back(tmp_path: Path) -> None:
-    OffsetFiles(tmp_path, "shop").store_offsets({A: 7, B: 8})
-    OffsetFiles(tmp_path, "shop").store_offsets({A: 2})  # without loading them before
+    store(OffsetFiles(tmp_path, "shop"), {A: 7, B: 8})
+    OffsetFiles(tmp_path, "shop").store_offset(A, 2)  # without loading them before
     assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 2, B: 8}
 
 
 def test_offset_file_is_returned_as_a_copy(tmp_path: Path) -> None:
     offsets = OffsetFiles(tmp_path, "shop")
-    offsets.store_offsets({A: 7})
+    offsets.store_offset(A, 7)
     offsets.load("orders")[A] = 100
-    offsets.store_offsets({A: 100})
+    offsets.store_offset(A, 100)
     assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 100}
 
 
 def test_offset_file_is_not_written_again_for_equal_offsets(tmp_path: Path) -> None:
     offsets = OffsetFiles(tmp_path, "shop")
-    offsets.store_offsets({A: 7})
+    offsets.store_offset(A, 7)
     with file_size_limit(0):
-        offsets.store_offsets({A: 7})
-        offsets.store_offsets({})
+        offsets.store_offset(A, 7)
 
 
 WHOLE = '{"group":"shop","topic":"orders","begun":5.5,"offsets":{"broker-a":{"0":7}}}'
@@ -329,7 +336,7 @@ def test_offset_file_that_is_torn_is_set_aside_and_logged(
     assert message.startswith(f"The stored offsets of orders cannot be read; the file was renamed to {path}.torn: ")
     assert [file.name for file in path.parent.iterdir()] == ["orders.json.torn"]
     assert Path(f"{path}.torn").read_text() == text
-    offsets.store_offsets({B: 8})
+    offsets.store_offset(B, 8)
     assert OffsetFiles(tmp_path, "shop").load("orders") == {B: 8}
 
 
@@ -345,16 +352,37 @@ def test_offset_file_that_is_unreadable_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         offsets.load("orders")
     with pytest.raises(IsADirectoryError):
-        offsets.store_offsets({A: 7, C: 9})
+        offsets.store_offset(A, 7)
+    offsets.store_offset(C, 9)
     assert OffsetFiles(tmp_path, "shop").load("returns") == {C: 9}
 
 
 def test_offset_files_survive_a_full_disk(tmp_path: Path) -> None:
     offsets = OffsetFiles(tmp_path, "shop")
-    offsets.store_offsets({A: 7, C: 9})
+    store(offsets, {A: 7, C: 9})
     with file_size_limit(10), pytest.raises(OSError, match="File too large"):
-        offsets.store_offsets({A: 8, C: 10})
+        offsets.store_offset(A, 8)
     assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 7}
     assert sorted(file.name for file in (tmp_path / "shop").iterdir()) == ["orders.json", "returns.json"]
-    offsets.store_offsets({A: 8, C: 10})
+    store(offsets, {A: 8, C: 10})
     assert OffsetFiles(tmp_path, "shop").load("returns") == {C: 10}
+
+
+def test_offset_file_is_written_again_after_a_write_of_which_only_the_last_step_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets = OffsetFiles(tmp_path, "shop")
+    offsets.store_offset(A, 7)
+    flush = os.fsync
+
+    def fail_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_for_folders)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        offsets.store_offset(A, 9)
+    monkeypatch.setattr(os, "fsync", flush)
+    offsets.store_offset(A, 7)  # such as after a reset of the group's offset
+    assert OffsetFiles(tmp_path, "shop").load("orders") == {A: 7}
