@@ -63,7 +63,7 @@ def _settled(members: int) -> tuple[Snapshot, Assignment]:
         group="shop/orders",
         spec=SPEC,
         policy=POLICY,
-        revalidated=True,
+        refetched=True,
         pods=pods,
         views={"orders": QueueView(queues, 1000.0)},
     )

@@ -112,7 +112,7 @@ def a_snapshot(**changed: Any) -> Snapshot:
         "spec": a_spec(),
         "policy": a_policy(),
         "views": {"orders": a_view()},
-        "revalidated": True,
+        "refetched": True,
     }
     return Snapshot(**(fields | changed))
 

@@ -1,4 +1,4 @@
-"""Asyncio helpers: timers, rate limits, shielded writes and supervised tasks."""
+"""Asyncio helpers: clock, timers, rate limits, shielded writes and supervised tasks."""
 
 import asyncio
 import logging
@@ -15,6 +15,11 @@ CallbackArgs = TypeVarTuple("CallbackArgs")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+def loop_time() -> float:
+    """Return the time on the event loop's clock, in seconds: it never jumps, and its origin is arbitrary."""
+    return asyncio.get_running_loop().time()
 
 
 def call_after_pending_input(

@@ -152,7 +152,8 @@ class Operator:
 
     def _record_reconcile(self, result: ReconcileResult) -> None:
         self.reconciles.append(result)
-        self._traces.export((result.group.namespace, result.group.name), self.read_model.record_reconcile(result))
+        changes = self.metrics.record_reconcile(result, asyncio.get_running_loop().time())
+        self._traces.export((result.group.namespace, result.group.name), changes)
 
     async def relist(self, path: str) -> None:
         """List a collection again, as after a watch that cannot be resumed."""

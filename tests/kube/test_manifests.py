@@ -23,7 +23,7 @@ ALL = SidecarSpec(
     image="sidecar:1",
     credentials_secret="acl",  # noqa: S106 - the name of a Secret
     ca_secret="ca",  # noqa: S106 - the same
-    client_secret="client",  # noqa: S106 - the same
+    client_certificate_secret="client",  # noqa: S106 - the same
 )
 RESTRICTED = {
     "runAsNonRoot": True,

@@ -45,7 +45,14 @@ async def journal(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Jou
     operator = world.operator
     writer = Journal(str(tmp_path), "a-test", "1Gi")
     traces = TraceExporter(None)
-    observers = Observers(writer, operator.read_model, Broadcaster(), traces)
+    observers = Observers(
+        operator.controller,
+        operator.metrics,
+        operator.registry.lag_of,
+        journal=writer,
+        broadcaster=Broadcaster(),
+        trace_exporter=traces,
+    )
 
     def record(result: object) -> None:
         operator.reconciles.append(result)  # type: ignore[arg-type]

@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from rota.aio import loop_time
+from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.objects import ObjectKey
 from rota.kube.http.events import Broadcaster
-from rota.kube.http.read_model import ReadModel
+from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.telemetry.change_log import ChangeLog
 from rota.kube.telemetry.journal.journal_writer import Journal
-from rota.kube.telemetry.journal.lag_records import OffsetRecorder
+from rota.kube.telemetry.journal.offset_recorder import OffsetRecorder
 from rota.kube.telemetry.journal.recorder import JournalRecorder, redelivered_records
+from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.kube.telemetry.retries import RetryTracker
 from rota.kube.telemetry.trace_export import TraceExporter
 from rota.logs import group_fields
@@ -26,57 +29,69 @@ class Observers:
     """Metrics, log, journal, traces and page events of all groups."""
 
     def __init__(
-        self, journal: Journal, read_model: ReadModel, broadcaster: Broadcaster, trace_exporter: TraceExporter
+        self,
+        controller: Controller,
+        metrics: OperatorMetrics,
+        lag_of: Callable[[ObjectKey], GroupLag],
+        *,
+        journal: Journal,
+        broadcaster: Broadcaster,
+        trace_exporter: TraceExporter,
     ) -> None:
+        self._controller = controller
+        self._metrics = metrics
         self._journal = journal
-        self._read_model = read_model
         self._broadcaster = broadcaster
         self._trace_exporter = trace_exporter
-        self._offset_recorder = OffsetRecorder(read_model.registry.lag_of)
+        self._offset_recorder = OffsetRecorder(lag_of)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reset_recorders()
+
+    def _reset_recorders(self) -> None:
         self._journal_recorder = JournalRecorder()
         self._retry_tracker = RetryTracker()
         self._change_log = ChangeLog()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def on_reconciled(self, result: ReconcileResult) -> None:
         """Publish the result of a group's reconcile."""
         key = (result.group.namespace, result.group.name)
-        controller = self._read_model.controller
-        changes = self._read_model.record_reconcile(result)
+        changes = self._metrics.record_reconcile(result, loop_time())
         journal_records = self._journal_recorder.build_records(
-            result, changes, controller.wall_time(), lambda: controller.snapshot(result.group)
+            result, changes, self._controller.wall_time(), lambda: self._controller.snapshot(result.group)
         )
         records = [*result.plan.journal_records, *journal_records]
         self._journal.write(records)
-        self._change_log.write(key, records, result.plan.status.get("lastRebalance", {}).get("at", ""))
+        rebalance_started_at = result.plan.status.get("lastRebalance", {}).get("at", "")
+        self._change_log.write(key, records, rebalance_started_at)
         self._trace_exporter.export(key, changes)
         self._broadcaster.publish(key)
 
     def on_lag_polled(self, groups: Collection[ObjectKey]) -> None:
         """Journal and publish the lag of groups after their brokers were polled."""
-        if self._read_model.controller.is_leading:
+        if self._controller.is_leading:
             task = asyncio.get_running_loop().create_task(self._record_offsets(list(groups)), name="offsets")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._broadcaster.publish(*groups)
 
     async def _record_offsets(self, groups: Collection[ObjectKey]) -> None:
-        """Journal the offsets that are due; a thread builds the records, as there may be a thousand groups."""
-        records = await asyncio.to_thread(self._offset_recorder.build_due_records, groups, self._read_model.loop_time())
+        """Journal the offsets that are due, and count the messages that they show in retry topics."""
+        records = await self._offset_recorder.build_due_records(groups, loop_time())
         self._journal.write(records)
         for record in records:
             self._count_retries(record)
 
     def _count_retries(self, record: Mapping[str, Any]) -> None:
         namespace, _, name = record["group"].partition("/")
-        if group := self._read_model.controller.group((namespace, name)):
+        if group := self._controller.group((namespace, name)):
             messages = self._retry_tracker.count_new_retries(record, RETRY_TOPIC_PREFIX + group.consumer_group)
-            self._read_model.metrics.count_redelivered((namespace, name), RedeliveryCause.RETRY, messages)
+            self._metrics.count_redelivered((namespace, name), RedeliveryCause.RETRY, messages)
 
     def on_redelivered(self, key: ObjectKey, entries: Sequence[Redelivery]) -> None:
         """Count, journal and log messages that were delivered again after a member took over their queues."""
-        self._read_model.metrics.record_redelivered(key, entries)
-        records = [*redelivered_records("/".join(key), self._read_model.controller.wall_time(), entries)]
+        for entry in entries:
+            self._metrics.count_redelivered(key, entry.cause, entry.messages)
+        records = [*redelivered_records("/".join(key), self._controller.wall_time(), entries)]
         self._journal.write(records)
         for record in records:
             fields = group_fields(*key, member=record["to"], reason=record["cause"])
@@ -85,19 +100,17 @@ class Observers:
 
     def on_group_changed(self, key: ObjectKey) -> None:
         """Publish that a group changed; drop the counters of a deleted group."""
-        group = self._read_model.controller.group(key)
+        group = self._controller.group(key)
         if group is None or group.body is None:
-            self._read_model.metrics.forget_groups(lambda known_group: known_group != key)
-            self._journal_recorder.forget_groups(lambda known_group: known_group != "/".join(key))
-            self._retry_tracker.forget_groups(lambda known_group: known_group != "/".join(key))
-            self._change_log.forget_groups(lambda known_group: known_group != key)
+            self._metrics.forget(key)
+            self._change_log.forget(key)
+            self._journal_recorder.forget("/".join(key))
+            self._retry_tracker.forget("/".join(key))
         self._broadcaster.publish(key)
 
     def on_leadership(self, *, is_leading: bool) -> None:
         """Publish a change of leadership; an operator that lost it drops its counters, as the new leader counts."""
         if not is_leading:
-            self._read_model.metrics.forget_groups(lambda _: False)
-            self._journal_recorder.forget_groups(lambda _: False)
-            self._retry_tracker.forget_groups(lambda _: False)
-            self._change_log.forget_groups(lambda _: False)
+            self._metrics.clear()
+            self._reset_recorders()
         self._broadcaster.publish()

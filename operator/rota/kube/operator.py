@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rota.aio import supervise
+from rota.aio import loop_time, supervise
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy, read_networks
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api
@@ -62,8 +62,6 @@ from rota.kube.workload.member_keys import MemberKeys
 # Python's defaults it runs every few seconds; with these it is rare, and smaller collections take ≤ 20 ms.
 GC_THRESHOLDS = (5_000, 10, 100)
 
-_NamespaceInformers = list[tuple[list[Informer[Any]], list[Informer[Any]]]]  # of objects, and of custom resources
-
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +76,13 @@ def run_process(options: Options) -> int:
     return code
 
 
+class _Informers(NamedTuple):
+    """The informers of one watched namespace, or of all."""
+
+    objects: list[Informer[Any]]
+    custom_resources: list[Informer[Any]]
+
+
 @dataclass(frozen=True)
 class _Parts:
     """The components that run until the operator is stopped."""
@@ -89,13 +94,13 @@ class _Parts:
     controller: Controller
     reports: ReportClient
     observers: Observers
-    namespaces: _NamespaceInformers
+    namespaces: list[_Informers]
     elector: LeaderElector
 
     @property
     def informers(self) -> list[Informer[Any]]:
         """All informers of all watched namespaces."""
-        return [informer for objects, customs in self.namespaces for informer in [*objects, *customs]]
+        return [informer for kinds in self.namespaces for informer in [*kinds.objects, *kinds.custom_resources]]
 
 
 async def operate(options: Options, stop: asyncio.Event | None = None, *, has_kopf: bool = True) -> int:
@@ -114,13 +119,15 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     broadcaster = Broadcaster()
     journal = stack.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
     trace_exporter = _open_trace_exporter(stack, identity)
-    # The names of groups' Secrets end otherwise, so no group can claim this name.
+    # Names of groups' Secrets end with another suffix, so no group can claim this name.
     keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
     controller, reports = _build_controller(stack, api, registry, keys, options)
-    informers: list[Informer[Any]] = []
-    operator_metrics = _build_metrics(controller, informers, journal, trace_exporter, options)
-    read_model = ReadModel(controller, registry, operator_metrics, identity, VERSION, _loop_time, asyncio.Lock())
-    observers = Observers(journal, read_model, broadcaster, trace_exporter)
+    informers: list[Informer[Any]] = []  # filled below: handlers of informers need what metrics need
+    metrics = _build_metrics(controller, informers, journal, trace_exporter, options)
+    read_model = ReadModel(controller, registry, metrics, identity, VERSION, loop_time, asyncio.Lock())
+    observers = Observers(
+        controller, metrics, registry.lag_of, journal=journal, broadcaster=broadcaster, trace_exporter=trace_exporter
+    )
     controller.on_reconciled = observers.on_reconciled
     registry.consumed_queues = read_model.consumed_queues
     registry.on_lag_polled = observers.on_lag_polled
@@ -132,7 +139,7 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     probe_server = ProbeServer(
         informers,
         lambda: elector.is_leading,
-        [metrics_route(operator_metrics, read_model), *page_routes(read_model, broadcaster)],
+        [metrics_route(metrics, read_model), *page_routes(read_model, broadcaster)],
         is_login_rejected=lambda: bool(login.problem),
     )
     await _serve(stack, probe_server, elector, security, options)
@@ -145,18 +152,21 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     code = 0
     controller = parts.controller
     reports = parts.reports
+    get_groups = _led_groups(controller)
+    progress_poller = ProgressPoller(get_groups, reports, parts.observers.on_redelivered)
+    delivery_poller = partial(poll_deliveries, get_groups, reports, controller.enqueue)
     async with asyncio.TaskGroup() as tasks:
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         running: list[asyncio.Task[Any]] = []
-        for objects, customs in parts.namespaces:
+        for objects, custom_resources in parts.namespaces:
             running += [tasks.create_task(informer.run(), name="informer") for informer in objects]
-            watch = watch_custom_resources(objects, customs, kopf_namespaces)
+            watch = watch_custom_resources(objects, custom_resources, kopf_namespaces)
             running.append(tasks.create_task(watch, name="custom resources"))
         running += [
             tasks.create_task(parts.registry.run(), name="secrets"),
-            tasks.create_task(poll_reports(_led_groups(controller), reports, controller.enqueue), name="report poller"),
-            tasks.create_task(_poll_progress(controller, reports, parts.observers), name="progress poller"),
-            tasks.create_task(_poll_deliveries(controller, reports), name="delivery poller"),
+            tasks.create_task(poll_reports(get_groups, reports, controller.enqueue), name="report poller"),
+            tasks.create_task(supervise("progress poller", progress_poller.run), name="progress poller"),
+            tasks.create_task(supervise("delivery poller", delivery_poller), name="delivery poller"),
             tasks.create_task(_write_policy_statuses(parts.api, controller), name="policy statuses"),
         ]
 
@@ -172,13 +182,17 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
                     on_started=lambda: _stop_on_signals(stop),
                 )
 
+        def enqueue_all() -> None:
+            for key in controller.groups:
+                controller.enqueue(key)
+
         async def start() -> None:
             kopf_namespaces.set_result(await watchable_namespaces(parts.informers, has_kopf=has_kopf))
             await parts.keys.load()
             async with asyncio.TaskGroup() as inner:
                 inner.create_task(run_kopf_watch(), name="kopf")
                 inner.create_task(parts.elector.run(), name="leader")
-                inner.create_task(parts.keys.run(lambda: controller.is_leading, _enqueue_all(controller)), name="keys")
+                inner.create_task(parts.keys.run(lambda: controller.is_leading, enqueue_all), name="keys")
 
         running.append(tasks.create_task(start(), name="start"))
         await stop.wait()
@@ -216,11 +230,11 @@ async def _serve(
     await stack.enter_async_context(await served)
 
 
-def _build_informers(api: Api, controller: Controller, observers: Observers, options: Options) -> _NamespaceInformers:
+def _build_informers(api: Api, controller: Controller, observers: Observers, options: Options) -> list[_Informers]:
     """Return, for each watched namespace, the informers of its objects, and those of its policies and groups."""
     notify = observers.on_group_changed
     return [
-        (
+        _Informers(
             object_informers(api, controller, [namespace], notify, with_deployments=options.fleets),
             custom_informers(api, controller, [namespace], notify),
         )
@@ -299,20 +313,8 @@ def _build_metrics(
     )
 
 
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()
-
-
 def _led_groups(controller: Controller) -> Callable[[], Mapping[tuple[str, str], Group]]:
     return lambda: controller.groups if controller.is_leading else {}
-
-
-async def _poll_progress(controller: Controller, reports: ReportClient, observers: Observers) -> None:
-    await supervise("progress poller", ProgressPoller(_led_groups(controller), reports, observers.on_redelivered).run)
-
-
-async def _poll_deliveries(controller: Controller, reports: ReportClient) -> None:
-    await supervise("delivery poller", partial(poll_deliveries, _led_groups(controller), reports, controller.enqueue))
 
 
 async def _write_policy_statuses(api: Api, controller: Controller) -> None:
@@ -320,14 +322,6 @@ async def _write_policy_statuses(api: Api, controller: Controller) -> None:
         api, lambda: controller.events.policies, controller.events.policy_users, lambda: controller.is_leading
     )
     await supervise("policy statuses", statuses.run)
-
-
-def _enqueue_all(controller: Controller) -> Callable[[], None]:
-    def enqueue_all() -> None:
-        for key in controller.groups:
-            controller.enqueue(key)
-
-    return enqueue_all
 
 
 def _leadership_handler(controller: Controller, observers: Observers) -> Callable[[bool], None]:

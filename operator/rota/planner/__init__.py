@@ -59,7 +59,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     if snapshot.spec is None or is_blocked or is_new_duplicate:
         return _report_only_plan(_derive_situation(snapshot, now))
     damaged = record.find_damage(snapshot)
-    if (damaged or snapshot.document is None) and not snapshot.revalidated:
+    if (damaged or snapshot.document is None) and not snapshot.refetched:
         return Plan(refetch=True, status=snapshot.status, requeue_after=1.0)
     if damaged:
         return _recovery_plan(snapshot, damaged, now)

@@ -133,7 +133,7 @@ class Snapshot:
     settings: str = ""  # group.json as stored with the document
     settings_age: float = 0.0  # seconds since `settings` changed
     desired_settings: str = ""  # group.json as it should be
-    revalidated: bool = False  # pods and reports were read again after the assignment was found missing or damaged
+    refetched: bool = False  # pods and reports were read again after the assignment was found missing or damaged
     pods: tuple[PodSnapshot, ...] = ()  # all of them: a new leader lists the pods and polls each one before it watches
     replaced_holders: frozenset[Holder] = frozenset()  # another pod has the name, and the end of this one is not known
     deleted_uids: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read

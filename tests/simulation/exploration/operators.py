@@ -153,7 +153,7 @@ def _snapshot(setting: Setting, state: ExploredState, deleted_uids: frozenset[st
         spec=setting.specs[state.paused],
         policy=setting.policy,
         document=state.stored.assignment if state.stored else None,
-        revalidated=state.awaited_reports == frozenset(),
+        refetched=state.awaited_reports == frozenset(),
         pods=tuple(_pod(slot, slot.observed, state.now) for slot in state.slots if slot.observed),
         deleted_uids=deleted_uids,
         views={"orders": QueueView(state.route, LONG)},

@@ -231,7 +231,7 @@ def test_member_facts_not_yet_observed_count_neither_for_nor_against_the_pod() -
     assert (unobserved.generation, unobserved.client_id, str(unobserved.poke)) == (0, "", "0-0")
     snapshot = Snapshot(group="shop/orders", spec=a_spec())
     assert plan(snapshot, NOW).refetch
-    first = plan(replace(snapshot, revalidated=True), NOW)
+    first = plan(replace(snapshot, refetched=True), NOW)
     assert first.status["observedGeneration"] == 0
     assert conditions(first)["Ready"][:2] == ("False", "BrokerMetadataUnavailable")
 
@@ -291,9 +291,9 @@ def test_assignment_is_believed_unless_evidence_contradicts_it(changed: dict[str
 )
 def test_assignment_not_believed_is_refetched_before_it_is_rewritten(damage: dict[str, Any]) -> None:
     status = {"generation": 0, "lag": 7}
-    new_plan = plan(settled(**{"revalidated": False, "status": status, **damage}), NOW)
+    new_plan = plan(settled(**{"refetched": False, "status": status, **damage}), NOW)
     assert new_plan == Plan(refetch=True, status=status, requeue_after=1.0)
-    assert not plan(settled(revalidated=False), NOW).refetch, "an undamaged assignment is not read again"
+    assert not plan(settled(refetched=False), NOW).refetch, "an undamaged assignment is not read again"
 
 
 def test_assignment_rebuilt_names_owners_from_reports_and_counts_budget_as_spent() -> None:

@@ -406,14 +406,14 @@ def test_poke_backs_off_and_stops_once_the_member_reports_its_assignment() -> No
 
 def test_assignment_lost_is_refetched_then_rewritten_above_all_generations_seen() -> None:
     snapshot = settled()
-    snapshot_without_document = replace(snapshot, document=None, revalidated=False)
+    snapshot_without_document = replace(snapshot, document=None, refetched=False)
     assert plan(snapshot_without_document, NOW).refetch
-    new_plan = plan(replace(snapshot_without_document, revalidated=True), NOW)
+    new_plan = plan(replace(snapshot_without_document, refetched=True), NOW)
     assert new_plan.document
     assert new_plan.document.generation == new_plan.document.barrier == int(NOW)
     assert owned(new_plan.document) == {"m1": [0, 1, 2], "m2": [3, 4, 5]}
     assert Reason.ASSIGNMENT_LOST in [event.reason for event in new_plan.events]
-    snapshot_with_status = replace(snapshot_without_document, revalidated=True, status={"generation": int(NOW) + 50})
+    snapshot_with_status = replace(snapshot_without_document, refetched=True, status={"generation": int(NOW) + 50})
     document = plan(snapshot_with_status, NOW).document
     assert document
     assert document.generation == int(NOW) + 51

@@ -102,7 +102,7 @@ def read_request(options: Mapping[str, Any]) -> InjectRequest:
         drain_timeout=drain_timeout,
         credentials_secret=options["credentials_secret"],
         ca_secret=options["ca_secret"],
-        client_secret=options["client_secret"],
+        client_certificate_secret=options["client_secret"],
     )
     return InjectRequest(options["group"], sidecar, options["uninject"])
 

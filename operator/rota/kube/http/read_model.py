@@ -10,11 +10,10 @@ from rota.kube.client.objects import ObjectKey
 from rota.kube.http import presenters, schema
 from rota.kube.http.access.access import MayRead
 from rota.kube.reconcile.controller import Controller
-from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.group import Group
 from rota.kube.telemetry.group_gauges import GroupFacts
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
-from rota.kube.telemetry.rebalances import RebalanceChange, RebalanceTracker
+from rota.kube.telemetry.rebalances import RebalanceTracker
 from rota.model import Queue, parse_queue
 from rota.planner import explain_owners
 from rota.planner.record import seconds_since
@@ -71,10 +70,6 @@ class ReadModel(NamedTuple):
             if not group.pods.has_ended(holder)
             for queue in queues
         ]
-
-    def record_reconcile(self, result: ReconcileResult) -> RebalanceChange:
-        """Count the result of a group's reconcile in the metrics; return what changed in its rebalances."""
-        return self.metrics.record_reconcile(result, self.loop_time())
 
     @property
     def operator(self) -> schema.OperatorInfo:

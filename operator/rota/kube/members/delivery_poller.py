@@ -1,51 +1,53 @@
 """Polls every member's delivery counters periodically, and slowly: no decision about queues depends on them."""
 
-import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from rota.aio import loop_time
 from rota.kube.client.objects import ObjectKey, Pod
-from rota.kube.members.polling_schedule import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
+from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, count_pods, run_polls, running_members
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 
-SCHEDULE = PollSchedule(members_per_step=50, min_steps=15)
+SCHEDULE = PollSchedule(members_per_step=50, min_steps=15)  # a step takes a second
 REVISION_LABELS = ("pod-template-hash", "controller-revision-hash")  # of Deployments; of StatefulSets
 
 
-async def poll_deliveries(groups: Groups, reports: ReportClient, on_change: Callable[[ObjectKey], None]) -> None:
+async def poll_deliveries(get_groups: GetGroups, reports: ReportClient, on_change: Callable[[ObjectKey], None]) -> None:
     """Poll the deliveries of all members forever; call `on_change` for each group whose delivery problem changed."""
 
-    def due(step: int) -> Iterable[PollTurn]:
-        current = groups()
-        now = asyncio.get_running_loop().time()
-        members = count_pods(current)
-        for key, group in current.items():
-            if step % SCHEDULE.steps(members) == 0:
+    def select_due(step: int) -> Iterable[PollTurn]:
+        groups = get_groups()
+        now = loop_time()
+        member_count = count_pods(groups)
+        is_start_of_cycle = step % SCHEDULE.cycle_steps(member_count) == 0
+        for key, group in groups.items():
+            if is_start_of_cycle:
                 _forget_ended(group)
             if group.deliveries.update_problem(now):
                 on_change(key)
-        return SCHEDULE.due(running_members(current), members, step)
+        return SCHEDULE.select_due(running_members(groups), member_count, step)
 
-    await poll_members(due, partial(_read_member, reports))
+    await run_polls(select_due, partial(_poll_member, reports))
 
 
 def _forget_ended(group: Group) -> None:
-    running = {member.pod.metadata.uid for member in group.pods.values() if not member.pod.ended}
-    group.deliveries.retain_only(running, group.topics)
+    running_uids = {state.pod.metadata.uid for state in group.pods.values() if not state.pod.ended}
+    group.deliveries.retain_only(running_uids, group.topics)
 
 
-async def _read_member(reports: ReportClient, turn: PollTurn) -> None:
+async def _poll_member(reports: ReportClient, turn: PollTurn) -> None:
     group = turn.group
-    group_deliveries = turn.group.deliveries
-    member = group.pods.get(turn.name)
-    if member is None or member.pod.metadata.uid != turn.uid:
+    totals = group.deliveries
+    pod_state = group.pods.get(turn.name)
+    if pod_state is None or pod_state.pod.metadata.uid != turn.uid:
         return
-    deliveries = await reports.read_deliveries(Endpoint.from_pod(member.pod, group.uid))
-    is_current = group.pods.get(turn.name) is member and group.deliveries is group_deliveries
+    deliveries = await reports.read_deliveries(Endpoint.from_pod(pod_state.pod, group.uid))
+    # During the read, the pod may have been replaced, or leadership lost, which resets the group's totals.
+    is_current = group.pods.get(turn.name) is pod_state and group.deliveries is totals
     if deliveries and is_current:
-        now = asyncio.get_running_loop().time()
-        group_deliveries.record(turn.uid, _revision_of(member.pod), deliveries, group.topics, now)
+        now = loop_time()
+        totals.record(turn.uid, _revision_of(pod_state.pod), deliveries, group.topics, now)
 
 
 def _revision_of(pod: Pod) -> str:

@@ -1,4 +1,8 @@
-"""Schedules periodic polls: each step polls some members, each cycle all of them; a slow member delays no other."""
+"""Schedules periodic polls: each step polls some members, each cycle all of them; a slow member delays no other.
+
+A step takes one second. A member's step within the cycle follows from the hash of its pod's uid: so polls are spread
+evenly, and a member keeps its step when others join or leave, unless the length of the cycle changes.
+"""
 
 import asyncio
 import math
@@ -12,11 +16,11 @@ from rota.kube.state.group import Group
 
 STEP_SECONDS = 1.0
 
-Groups = Callable[[], Mapping[ObjectKey, Group]]
+GetGroups = Callable[[], Mapping[ObjectKey, Group]]  # returns the groups to poll: none while another operator leads
 
 
 class PollTurn(NamedTuple):
-    """A member to be read in this step."""
+    """A member to be polled in this step."""
 
     group_key: ObjectKey
     group: Group
@@ -25,19 +29,19 @@ class PollTurn(NamedTuple):
 
 
 class PollSchedule(NamedTuple):
-    """How often members are read."""
+    """How often members are polled."""
 
-    members_per_step: int  # approximately, within the limits of a cycle's length
-    min_steps: int  # least number of steps in a cycle
+    members_per_step: int  # mean number; it is lower or higher if the cycle has min_steps or max_steps
+    min_steps: int  # the shortest cycle, in steps (seconds)
     max_steps: int = sys.maxsize
 
-    def steps(self, members: int) -> int:
+    def cycle_steps(self, member_count: int) -> int:
         """Return the number of steps in a cycle over this many members."""
-        return min(max(self.min_steps, math.ceil(members / self.members_per_step)), self.max_steps)
+        return min(max(self.min_steps, math.ceil(member_count / self.members_per_step)), self.max_steps)
 
-    def due(self, turns: Iterable[PollTurn], members: int, step: int) -> Iterator[PollTurn]:
+    def select_due(self, turns: Iterable[PollTurn], member_count: int, step: int) -> Iterator[PollTurn]:
         """Yield the turns that fall into this step of a cycle over this many members."""
-        steps = self.steps(members)
+        steps = self.cycle_steps(member_count)
         return (turn for turn in turns if hash(turn.uid) % steps == step % steps)
 
 
@@ -54,22 +58,22 @@ def count_pods(groups: Mapping[ObjectKey, Group]) -> int:
     return sum(len(group.pods) for group in groups.values())
 
 
-async def poll_members(
-    due: Callable[[int], Iterable[PollTurn]], read: Callable[[PollTurn], Coroutine[Any, Any, None]]
+async def run_polls(
+    select_due: Callable[[int], Iterable[PollTurn]], poll: Callable[[PollTurn], Coroutine[Any, Any, None]]
 ) -> None:
-    """In each step, forever, read the members that are `due`; skip a member whose previous read still runs."""
-    reading: set[str] = set()
+    """In each step, forever, poll the members that are due; skip a member whose previous poll still runs."""
+    polled_uids: set[str] = set()  # of pods whose poll still runs
 
-    async def read_member(turn: PollTurn) -> None:
+    async def poll_member(turn: PollTurn) -> None:
         try:
-            await read(turn)
+            await poll(turn)
         finally:
-            reading.discard(turn.uid)
+            polled_uids.discard(turn.uid)
 
     async with asyncio.TaskGroup() as tasks:
         for step in count(1):
             await asyncio.sleep(STEP_SECONDS)
-            for turn in due(step):
-                if turn.uid not in reading:
-                    reading.add(turn.uid)
-                    tasks.create_task(read_member(turn))
+            for turn in select_due(step):
+                if turn.uid not in polled_uids:
+                    polled_uids.add(turn.uid)
+                    tasks.create_task(poll_member(turn))

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from rota.aio import loop_time
 from rota.container import memory_limit_bytes
 from rota.deliveries import DeliveriesPage, decode_deliveries
 from rota.delivery_totals import MemberDeliveries
@@ -26,11 +27,11 @@ REPORT_PATH = "/v1/report"
 QUEUES_PATH = "/v1/report/queues"
 DRAIN_PATH = "/v1/drain"
 DELIVERIES_PATH = "/v1/report/deliveries"
-MAX_PAGE_QUEUES = 500
+MAX_PAGE_QUEUES = 500  # a longer page is not used; sidecars send up to 400 queues in one
 PAGES_SECONDS = 5.0  # deadline for all pages of one member
-RESPONSE_TIMEOUT_SECONDS = 2.0
+RESPONSE_TIMEOUT_SECONDS = 2.0  # in addition to the time for which a member holds a long poll
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
-STANDING_POLL_SECONDS = 30  # the same while no report is awaited; members hold no long poll longer
+STANDING_POLL_SECONDS = 30  # for which a member holds a standing poll, for brokers' notices; this is its maximum
 MAX_REPORT_BYTES = 5 * 2**20
 MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # reports of earlier versions contain measurements of all queues
 MAX_PAGE_BYTES = 2**18  # of a page about queues or deliveries
@@ -45,11 +46,13 @@ MAX_CONCURRENT_READS = 200  # concurrent reads; long polls do not count
 
 _NO_RESPONSE_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
+_Query = dict[str, str]
+
 _log = logging.getLogger(__name__)
 
 
 class Endpoint(NamedTuple):
-    """The address of a member's HTTP server, and whether it signs."""
+    """The address of a member's HTTP server, and whether the member signs its responses."""
 
     uid: str  # of its pod
     address: str
@@ -146,32 +149,33 @@ class ReportClient:
     async def read(self, member: Endpoint) -> MemberResponse:
         """Return the member's present report."""
         async with self._read_slots:
-            requested_at = self._now
-            return (await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)).decode_response(
-                member, requested_at, self._budget
-            )
+            requested_at = loop_time()
+            body = await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)
+            return body.decode_response(member, requested_at, self._budget)
 
     async def read_with_offsets(self, member: Endpoint) -> tuple[MemberResponse, Mapping[Queue, int | None] | None]:
         """Return the member's present report, and its offset of each queue; None if they cannot be read."""
         async with self._read_slots:
-            requested_at = self._now
+            requested_at = loop_time()
             body = await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)
         response = body.decode_response(member, requested_at, self._budget)
         if response.report is None:
             return response, None
-        # Members of earlier versions send the offsets in the report.
-        offsets = None if member.is_signed else decode_offsets(body.text or b"").offsets or None
+        offsets: QueueOffsets | None = None
+        if not member.is_signed:  # members of earlier versions do not sign, and send the offsets in the report
+            offsets = decode_offsets(body.text or b"").offsets or None
         if offsets is None:
             offsets = await self._read_all_offsets(member)
-        if offsets is not None and not self._budget.admit(member.namespace, offsets, BYTES_PER_OFFSET * len(offsets)):
-            return response, None
-        return response, offsets if member.is_signed else offsets or {}
+        if offsets is None:  # a member of an earlier version has no pages: its report without offsets means no queue
+            return response, None if member.is_signed else {}
+        is_kept = self._budget.admit(member.namespace, offsets, BYTES_PER_OFFSET * len(offsets))
+        return response, offsets if is_kept else None
 
     async def _read_all_offsets(self, member: Endpoint) -> QueueOffsets | None:
         """Return a member's offset of each queue; None if a page is missing or PAGES_SECONDS have passed."""
         offsets = QueueOffsets()
-        until = self._now + PAGES_SECONDS
-        while self._now < until:
+        until = loop_time() + PAGES_SECONDS
+        while loop_time() < until:
             async with self._read_slots:
                 body = await self._get(member, {"from": str(len(offsets))}, RESPONSE_TIMEOUT_SECONDS, QUEUES_PATH)
             page = decode_offsets(body.text) if body.text is not None else None
@@ -209,8 +213,8 @@ class ReportClient:
 
     async def _read_further_pages(self, member: Endpoint, deliveries: MemberDeliveries, start: int) -> bool:
         """Add a member's further pages; return whether all could be read, in time and within the memory limit."""
-        until = self._now + PAGES_SECONDS
-        while self._now < until and deliveries.memory_bytes <= MAX_DELIVERIES_BYTES:
+        until = loop_time() + PAGES_SECONDS
+        while loop_time() < until and deliveries.memory_bytes <= MAX_DELIVERIES_BYTES:
             page = await self._read_deliveries_page(member, start)
             if page is None or page.incarnation != deliveries.incarnation:
                 return False
@@ -230,9 +234,10 @@ class ReportClient:
     async def long_poll(self, member: Endpoint, revision: int, seconds: int = LONG_POLL_SECONDS) -> MemberResponse:
         """Long poll: return the report when it has another revision than this one, or after `seconds` at the latest."""
         query = {"after": str(revision), "wait": f"{seconds}s"}
-        until = self._now + seconds
+        until = loop_time() + seconds
         body = await self._get(member, query, seconds + RESPONSE_TIMEOUT_SECONDS)
-        return body.decode_response(member, min(until, self._now), self._budget)
+        # A member may hold the poll until then, so its silence starts no earlier, and no later than now.
+        return body.decode_response(member, min(until, loop_time()), self._budget)
 
     async def read_if_present(self, member: Endpoint) -> MemberResponse | None:
         """Return the response of a pod that may have ended: a report, or silence; None if it has left its address.
@@ -240,7 +245,7 @@ class ReportClient:
         It has left if the connection is refused or another server responds. A response without the required signature
         counts as silence: it does not prove its sender.
         """
-        requested_at = self._now
+        requested_at = loop_time()
         try:
             body = await self._request(member, {}, RESPONSE_TIMEOUT_SECONDS)
         except aiohttp.ClientConnectorError as error:
@@ -249,10 +254,6 @@ class ReportClient:
             return MemberResponse(None, requested_at)
         response = body.decode_response(member, requested_at, self._budget)
         return response if response.report or response.ignored_reason else None
-
-    @property
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
 
     async def drain(self, member: Endpoint) -> None:
         """Request a member's final drain. The caller repeats this until the member's report shows that it drains."""
@@ -269,18 +270,14 @@ class ReportClient:
         async with self._session.post(url, json=command, headers=headers, timeout=timeout, allow_redirects=False):
             pass  # its status and body are ignored: the member's next report shows the effect
 
-    async def _get(
-        self, member: Endpoint, query: dict[str, str], seconds: float, path: str = REPORT_PATH
-    ) -> _ResponseBody:
+    async def _get(self, member: Endpoint, query: _Query, seconds: float, path: str = REPORT_PATH) -> _ResponseBody:
         try:
             return await self._request(member, query, seconds, path) if member.address else _ResponseBody()
         except _NO_RESPONSE_ERRORS as error:
             _log.debug("No response from %s: %s", member.address, error)
             return _ResponseBody()
 
-    async def _request(
-        self, member: Endpoint, query: dict[str, str], seconds: float, path: str = REPORT_PATH
-    ) -> _ResponseBody:
+    async def _request(self, member: Endpoint, query: _Query, seconds: float, path: str = REPORT_PATH) -> _ResponseBody:
         """Return the body of the response; errors, redirects, and compressed or oversized bodies have no text.
 
         Redirects are not followed: NetworkPolicies admit the operator to addresses that the pod could not reach.
@@ -298,9 +295,8 @@ class ReportClient:
             if response.status != HTTPStatus.OK or is_compressed(response):
                 return _ResponseBody()
             try:
-                text = await read_body(
-                    response, member.max_body_bytes(path), LARGE_REPORT_BYTES, self._large_report_slots
-                )
+                limit = member.max_body_bytes(path)
+                text = await read_body(response, limit, LARGE_REPORT_BYTES, self._large_report_slots)
             except BodyTooLargeError:  # a partial body's signature cannot be verified
                 return unusable if nonce else _ResponseBody(ignored_reason=Reason.REPORT_TOO_LARGE)
             signature = response.headers.get(SIGNATURE_HEADER, "")

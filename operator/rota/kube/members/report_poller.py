@@ -4,36 +4,35 @@ A small fleet is polled every five seconds: by the time Kubernetes gives up a no
 and `lostAfter` has passed. A large fleet is polled once a minute, because each read opens a connection.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from rota.aio import loop_time
 from rota.kube.client.objects import ObjectKey
-from rota.kube.members.polling_schedule import Groups, PollSchedule, PollTurn, count_pods, poll_members, running_members
+from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, count_pods, run_polls, running_members
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.model import Queue
 
-SCHEDULE = PollSchedule(members_per_step=10, min_steps=5, max_steps=60)
+SCHEDULE = PollSchedule(members_per_step=10, min_steps=5, max_steps=60)  # a step takes a second
 
 
-async def poll_reports(groups: Groups, reports: ReportClient, on_change: Callable[[ObjectKey], None]) -> None:
+async def poll_reports(get_groups: GetGroups, reports: ReportClient, on_change: Callable[[ObjectKey], None]) -> None:
     """Poll the reports of all members forever; call `on_change` for each group with a changed report."""
 
-    def due(step: int) -> Iterable[PollTurn]:
-        current = groups()
-        return [
-            turn for turn in SCHEDULE.due(running_members(current), count_pods(current), step) if not _is_awaited(turn)
-        ]
+    def select_due(step: int) -> Iterable[PollTurn]:
+        groups = get_groups()
+        due = SCHEDULE.select_due(running_members(groups), count_pods(groups), step)
+        return [turn for turn in due if not _has_long_poll(turn)]
 
-    await poll_members(due, partial(_read, reports, on_change))
+    await run_polls(select_due, partial(_poll_member, reports, on_change))
 
 
-def _is_awaited(turn: PollTurn) -> bool:
+def _has_long_poll(turn: PollTurn) -> bool:
     """Whether a long poll reads the report already; Broadcasting members are polled anyway, for their offsets."""
-    return turn.name in turn.group.awaited and not turn.group.stored_assignment.is_broadcasting
+    return turn.name in turn.group.members_to_poll and not turn.group.stored_assignment.is_broadcasting
 
 
-async def _read(reports: ReportClient, on_change: Callable[[ObjectKey], None], turn: PollTurn) -> None:
+async def _poll_member(reports: ReportClient, on_change: Callable[[ObjectKey], None], turn: PollTurn) -> None:
     pod_state = turn.group.pods.get(turn.name)
     if pod_state is None or pod_state.pod.metadata.uid != turn.uid:
         return
@@ -46,7 +45,5 @@ async def _read(reports: ReportClient, on_change: Callable[[ObjectKey], None], t
     if turn.group.pods.get(turn.name) is not pod_state:
         return
     pod_state.offsets = offsets
-    if pod_state.record_report(
-        response.report, asyncio.get_running_loop().time(), response.requested_at, response.ignored_reason
-    ):
+    if pod_state.record_report(response.report, loop_time(), response.requested_at, response.ignored_reason):
         on_change(turn.group_key)

@@ -1,8 +1,8 @@
-"""Watches members' reports by long polls: all awaited members, or else one member for brokers' notices.
+"""Watches members' reports by long polls: all members that the planner names, or else one for brokers' notices.
 
-The planner names the awaited members: their reports could change the next plan. A broker notifies every member when a
-consumer of its group joins or leaves; one standing long poll per group passes that on, and the operator then asks the
-brokers for the group's consumers at once, before the next periodic poll.
+The planner names the members whose reports could change the next plan (`Group.members_to_poll`). A broker sends every
+member a notice when a consumer of its group joins or leaves, and reports count these notices. One standing long poll of
+a group detects them, and the operator asks the brokers for the group's consumers at once, before the next regular poll.
 """
 
 import asyncio
@@ -29,23 +29,22 @@ class WatcherEvents(NamedTuple):
 class ReportWatchers:
     """The long polls of one group's members."""
 
-    def __init__(
-        self, group: Group, reports: ReportClient, events: WatcherEvents, standing_polls: AdmissionLimit
-    ) -> None:
-        """Start no poll yet; `standing_polls` limits the standing polls of all groups together."""
+    def __init__(self, group: Group, reports: ReportClient, events: WatcherEvents, poll_limit: AdmissionLimit) -> None:
+        """Start no poll yet; `poll_limit` limits the standing polls of all groups together."""
         self._group = group
         self._reports = reports
         self._events = events
-        self._standing_polls = standing_polls
+        self._standing_poll_limit = poll_limit
         self._standing_member: str | None = None  # the member that is polled for brokers' notices
         self._standing_poll: asyncio.Task[None] | None = None
         self._polls_by_pod: dict[str, asyncio.Task[None]] = {}
 
     def update_polls(self) -> None:
-        """Poll every awaited member; if no member is awaited, keep a standing poll of one for brokers' notices."""
-        for name in sorted(self._group.awaited):  # the order of a set differs between processes
-            if name not in self._polls_by_pod or self._polls_by_pod[name].done():
-                poll = partial(self._poll_member, name, LONG_POLL_SECONDS, partial(self._is_awaited, name))
+        """Poll every member to poll; if there is none, keep a standing poll of one member for brokers' notices."""
+        for name in sorted(self._group.members_to_poll):  # sorted: in the same order in every process
+            is_polled = name in self._polls_by_pod and not self._polls_by_pod[name].done()
+            if not is_polled:
+                poll = partial(self._poll_member, name, LONG_POLL_SECONDS, partial(self._must_poll, name))
                 task = _start_poll(name, poll)
                 self._polls_by_pod[name] = task
                 task.add_done_callback(partial(self._forget, name))
@@ -73,7 +72,7 @@ class ReportWatchers:
             self._standing_poll = _start_poll(standing, partial(self._poll_for_notices, standing))
 
     def _end_standing_poll(self) -> None:
-        """Cancel the standing poll; an awaited member gets a shorter poll instead, which detects its silence sooner."""
+        """Cancel the standing poll; a member to poll gets a shorter one instead, which detects its silence sooner."""
         if self._standing_poll:
             self._standing_poll.cancel()
         self._standing_member = self._standing_poll = None
@@ -81,7 +80,7 @@ class ReportWatchers:
     def _choose_standing_member(self) -> str | None:
         """Return the member that reports brokers' notices; keep the present one as long as it can."""
         # Brokers do not notify Broadcasting members.
-        if self._group.awaited or self._group.stored_assignment.is_broadcasting:
+        if self._group.members_to_poll or self._group.stored_assignment.is_broadcasting:
             return None
         pods = self._group.pods
         current = pods.get(self._standing_member) if self._standing_member else None
@@ -90,23 +89,24 @@ class ReportWatchers:
         return min((name for name, pod in pods.items() if pod.can_report_notices), default=None)
 
     def _forget(self, name: str, task: "asyncio.Task[None]") -> None:
-        """Forget a finished poll, unless a newer poll has replaced it."""
+        """Forget a finished poll, unless a newer poll of the member has replaced it."""
         if self._polls_by_pod.get(name) is task:
             del self._polls_by_pod[name]
 
-    def _is_awaited(self, name: str) -> bool:
-        return name in self._group.awaited
+    def _must_poll(self, name: str) -> bool:
+        return name in self._group.members_to_poll
 
     def _is_standing(self, name: str) -> bool:
         return name == self._standing_member
 
     async def _poll_for_notices(self, name: str) -> None:
-        with self._standing_polls.admit() as is_admitted:
+        with self._standing_poll_limit.admit() as is_admitted:
             if is_admitted:
                 await self._poll_member(name, STANDING_POLL_SECONDS, partial(self._is_standing, name))
 
     async def _poll_member(self, name: str, seconds: int, is_wanted: Callable[[], bool]) -> None:
-        revision: int | None = None
+        """Read a member's report at once, then by long polls, as long as that is wanted and the pod exists."""
+        revision: int | None = None  # of the last report; None: read the next one at once
         loop = asyncio.get_running_loop()
         while is_wanted() and (pod_state := self._group.pods.get(name)):
             member = Endpoint.from_pod(pod_state.pod, self._group.uid)
@@ -129,6 +129,5 @@ class ReportWatchers:
 
 
 def _start_poll(name: str, watch: Callable[[], Coroutine[None, None, None]]) -> "asyncio.Task[None]":
-    return asyncio.get_running_loop().create_task(
-        supervise(f"report watcher of {name}", watch), name=f"report watcher of {name}"
-    )
+    supervised = supervise(f"report watcher of {name}", watch)
+    return asyncio.get_running_loop().create_task(supervised, name=f"report watcher of {name}")

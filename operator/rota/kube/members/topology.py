@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import NamedTuple
 
+from rota.aio import loop_time
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.objects import PartialObjectMetadata
 from rota.kube.client.paths import object_path
@@ -13,27 +16,33 @@ NODE_CACHE_SECONDS = 300.0  # for which a node's labels are cached
 _log = logging.getLogger(__name__)
 
 
+class _NodeLabels(NamedTuple):
+    read_at: float
+    labels: Mapping[str, str]
+
+
 class Topology:
     """Caches the labels of nodes, and finds the machine rooms of pods by them."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._nodes: dict[str, tuple[float, dict[str, str]]] = {}  # time of the read, and the labels
+        self._nodes: dict[str, _NodeLabels] = {}
 
     async def load_nodes(self, group: Group) -> None:
         """If the group's policy uses machine rooms, read the nodes of its pods that are not cached."""
         label = _room_label(group)
-        now = asyncio.get_running_loop().time()
-        if label:
-            self._nodes = {name: node for name, node in self._nodes.items() if now < node[0] + NODE_CACHE_SECONDS}
-            pods = [state.pod for state in group.pods.values() if label not in state.pod.metadata.labels]
-            unknown = {pod.spec.node_name for pod in pods} - self._nodes.keys() - {""}
-            await asyncio.gather(*(self._read_node(name, now) for name in sorted(unknown)))
+        if not label:
+            return
+        now = loop_time()
+        self._nodes = {name: node for name, node in self._nodes.items() if now < node.read_at + NODE_CACHE_SECONDS}
+        unlabelled_pods = [state.pod for state in group.pods.values() if label not in state.pod.metadata.labels]
+        uncached = {pod.spec.node_name for pod in unlabelled_pods} - self._nodes.keys() - {""}  # "": not scheduled yet
+        await asyncio.gather(*(self._read_node(name, now) for name in sorted(uncached)))
 
     async def _read_node(self, name: str, now: float) -> None:
         try:
             node = await self._api.get(object_path("nodes", "", name), PartialObjectMetadata)
-            self._nodes[name] = (now, node.metadata.labels)
+            self._nodes[name] = _NodeLabels(now, node.metadata.labels)
         except (ApiError, NoResponseError) as error:
             text = "The labels of node %s could not be read, so the machine rooms of its pods are unknown: %s"
             _log.warning(text, name, error)
@@ -42,15 +51,16 @@ class Topology:
         """Return each pod's machine room: the value of its own label, otherwise its node's; omit pods without one."""
         label = _room_label(group)
         rooms: dict[str, str] = {}
-        for name, state in group.pods.items() if label else ():
-            _, node = self._nodes.get(state.pod.spec.node_name, (0.0, {}))
-            if room := state.pod.metadata.labels.get(label) or node.get(label):
-                rooms[name] = room
-        return rooms
+        for name, state in group.pods.items():
+            node = self._nodes.get(state.pod.spec.node_name)
+            node_room = node.labels.get(label) if node else None
+            rooms[name] = state.pod.metadata.labels.get(label) or node_room or ""
+        return {name: room for name, room in rooms.items() if label and room}
 
 
 def _room_label(group: Group) -> str:
+    """Return the label that names machine rooms, by the group's policy; empty if the policy uses none."""
     policy = group.resolved_spec.policy
     options = policy.options if policy else None
-    block = options and (options.machine_room_nearby or options.balanced)
-    return (block.room_label if block else None) or ""
+    strategy_options = options and (options.machine_room_nearby or options.balanced)
+    return (strategy_options.room_label if strategy_options else None) or ""

@@ -62,7 +62,8 @@ def _find_mistake(policy: CustomResource) -> str:
 def _transition_time(status: Mapping[str, Any], kind: str, value: str) -> str | None:
     """Return since when the published condition has this status; None if it has another one."""
     conditions = status.get("conditions")
-    for condition in conditions if isinstance(conditions, list) else ():
+    entries = conditions if isinstance(conditions, list) else []  # a user may have edited the status
+    for condition in entries:
         if isinstance(condition, dict) and (condition.get("type"), condition.get("status")) == (kind, value):
             since = condition.get("lastTransitionTime")
             return since if isinstance(since, str) else None
@@ -102,6 +103,7 @@ class PolicyStatusWriter:
                 break
 
     async def _write(self, policy: CustomResource, status: Mapping[str, Any]) -> bool:
+        """Write a status; return False if the API server fails. Log only the first failure in a row."""
         namespace, name = policy.metadata.key
         metadata = {"name": name, "namespace": namespace, "uid": policy.metadata.uid}
         metadata["resourceVersion"] = policy.metadata.resource_version
@@ -109,7 +111,8 @@ class PolicyStatusWriter:
         try:
             await self._api.apply(object_path(POLICIES, namespace, name, "status"), body, CustomResource)
         except (ApiError, NoResponseError) as error:
-            if isinstance(error, ApiError) and (error.is_conflict or error.is_not_found):  # the watch reports it
+            has_changed = isinstance(error, ApiError) and (error.is_conflict or error.is_not_found)
+            if has_changed:  # the watch reports that, and the next run writes the status
                 return True
             if not self._is_failing:
                 _log.warning("The status of RebalancePolicy %s/%s could not be written: %s", namespace, name, error)

@@ -44,11 +44,8 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
     def cost(pod: Pod) -> str:
         return str(len(shares.get(Holder(pod.metadata.name, pod.metadata.uid), ())))
 
-    outdated_costs = (
-        [name for name, state in group.pods.items() if state.is_counted and state.pod.deletion_cost != cost(state.pod)]
-        if is_settled
-        else []
-    )
+    counted = [state.pod for state in group.pods.values() if state.is_counted]
+    outdated = [pod.metadata.name for pod in counted if is_settled and pod.deletion_cost != cost(pod)]
 
     async def annotate(name: str) -> bool:
         if name not in group.pods:  # it ended while the assignment was written
@@ -61,13 +58,13 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
                 await api.merge_patch(object_path("pods", group.namespace, name), body, PartialObjectMetadata)
         except (ApiError, NoResponseError) as error:
             has_ended = isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
-            if not has_ended:  # else the watch reports it
+            if not has_ended:  # the watch reports an ended pod
                 fields = group_fields(group.namespace, group.name, member=name)
                 _log.warning("A pod could not be annotated: %s", error, extra=fields)
             return False
         return True
 
-    return sum(await asyncio.gather(*map(annotate, dict.fromkeys([*pokes, *outdated_costs]))))
+    return sum(await asyncio.gather(*map(annotate, dict.fromkeys([*pokes, *outdated]))))
 
 
 async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> CustomResource | None:
@@ -79,7 +76,7 @@ async def write_status(api: Api, group: Group, status: Mapping[str, Any]) -> Cus
             "name": group.name,
             "namespace": group.namespace,
             "uid": group.uid,
-            "resourceVersion": group.resource_version,  # rejects the outdated status of a deposed leader
+            "resourceVersion": group.resource_version,  # so that a deposed leader's outdated status is rejected
         },
         "status": status,
     }

@@ -17,11 +17,11 @@ from rota.kube.workload.deployment_manifest import MANAGED_BY_LABELS, owner_refe
 from rota.planner import Plan
 
 REJECTED_STATUSES = frozenset({400, 403, 413, 422})  # rejected by schema, RBAC, quota or webhook: a user must fix it
-MAX_PENDING_PLANS = 5  # plans to remember: the ConfigMap is read after each, and confirms one at most
+MAX_PENDING_PLANS = 5  # plans of writes without response in a row; the ConfigMap confirms one of them at most
 
 
 class PendingPlan(NamedTuple):
-    """A plan with a document to write, and the seconds that planning took."""
+    """A plan that is not followed up yet, and the seconds that planning took."""
 
     plan: Plan
     planning_seconds: float
@@ -40,8 +40,10 @@ class AssignmentWriter:
         try:
             self._group.set_assignment(await write_document(self._api, self._group, pending.plan))
         except (ApiError, NoResponseError, ConflictError) as error:
-            # A conflict may come from this very write: a request is repeated when its connection breaks.
-            if not (isinstance(error, ApiError) and error.status in REJECTED_STATUSES):
+            # After a conflict, too, the document may be stored: a request is repeated when its connection breaks, and
+            # then conflicts with its own first attempt.
+            is_rejected = isinstance(error, ApiError) and error.status in REJECTED_STATUSES
+            if not is_rejected:
                 self._pending.append(PendingPlan(replace(pending.plan, config_map_data={}), pending.planning_seconds))
                 self._group.assignment_outdated = True
             raise
@@ -66,9 +68,8 @@ async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
     body = build_config_map(group, plan.config_map_data)
     try:
         if group.stored_assignment.resource_version:
-            return await api.replace(
-                object_path("configmaps", group.namespace, assignment_name(group.name)), body, ConfigMap
-            )
+            path = object_path("configmaps", group.namespace, assignment_name(group.name))
+            return await api.replace(path, body, ConfigMap)
         return await api.create(collection_path("configmaps", group.namespace), body, ConfigMap)
     except ApiError as error:
         if error.is_conflict or error.is_not_found:
@@ -78,7 +79,7 @@ async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
 
 def build_config_map(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
     """Return the ConfigMap that holds a document."""
-    assert group.body is not None  # noqa: S101 - as above
+    assert group.body is not None  # noqa: S101 - only existing groups are planned
     metadata: dict[str, Any] = {
         "name": assignment_name(group.name),
         "namespace": group.namespace,

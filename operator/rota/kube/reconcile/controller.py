@@ -22,7 +22,7 @@ from rota.kube.state.group import Group
 from rota.kube.workload.deployments import Deployments
 from rota.planner import Snapshot
 
-CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between requests for a group's consumers, however many members were notified
+CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between requests for a group's consumers that brokers' notices cause
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class Controller:
         self._deployments = deployments
         self.on_reconciled: Callable[[ReconcileResult], None] = lambda _: None
         self.wall_time: Callable[[], float] = time
-        # Limits of concurrent writes: of Events and statuses, and of Deployments.
-        self._write_limits = (asyncio.Semaphore(MAX_CONCURRENT_WRITES), asyncio.Semaphore(MAX_CONCURRENT_WRITES))
+        self._status_slots = asyncio.Semaphore(MAX_CONCURRENT_WRITES)  # concurrent writes of statuses and Events
+        self._deployment_slots = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
         self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
-        self._is_observing = False  # True until every group was observed once
+        self._is_observing = False  # whether a group was not observed yet since this operator began to lead
         self._reconciler = Reconciler(api, reports, registry, deployments, self)
         self._queue = WorkQueue(self._reconciler.reconcile)
         self.events = EventHandlers(self._queue, self._reconciler, registry, deployments, self.add_group)
@@ -49,12 +49,12 @@ class Controller:
     @property
     def groups(self) -> Mapping[ObjectKey, Group]:
         """All known groups."""
-        return {key: task.group for key, task in self._queue.tasks.items()}
+        return {key: queued.group for key, queued in self._queue.groups.items()}
 
     def group(self, key: ObjectKey) -> Group | None:
         """Return a group by its key; None if it is not known."""
-        task = self._queue.tasks.get(key)
-        return task.group if task else None
+        queued = self._queue.groups.get(key)
+        return queued.group if queued else None
 
     @property
     def is_leading(self) -> bool:
@@ -72,17 +72,19 @@ class Controller:
     def add_group(self, group: Group) -> None:
         """Add a group to the queue."""
         key = (group.namespace, group.name)
-        consumer_poll = RateLimitedCall(
-            lambda: self.start_task(self._poll_consumers(key)), CONSUMER_POLL_INTERVAL_SECONDS
-        )
-        events = WatcherEvents(lambda: self.enqueue(key), consumer_poll.request)
+        poll = RateLimitedCall(lambda: self.start_task(self._poll_consumers(key)), CONSUMER_POLL_INTERVAL_SECONDS)
+        events = WatcherEvents(on_report_change=lambda: self.enqueue(key), on_consumers_change=poll.request)
         watchers = ReportWatchers(group, self._reports, events, self._standing_polls)
         hooks = PublisherHooks(
-            self.start_task, self.events.set_spec, lambda seconds: self.enqueue(key, seconds), *self._write_limits
+            start_task=self.start_task,
+            set_spec=self.events.set_spec,
+            requeue_after=lambda seconds: self.enqueue(key, seconds),
+            status_slots=self._status_slots,
+            deployment_slots=self._deployment_slots,
         )
         publisher = StatusPublisher(self._api, self._deployments, group, hooks)
         writer = AssignmentWriter(self._api, group)
-        self._queue.tasks[key] = QueuedGroup(group, watchers, publisher, writer)
+        self._queue.groups[key] = QueuedGroup(group, watchers, publisher, writer)
 
     async def _poll_consumers(self, key: ObjectKey) -> None:
         if self.is_leading:
@@ -92,14 +94,14 @@ class Controller:
         """Start or stop leading; a new leader observes every group before it writes."""
         self._queue.is_leading = self._is_observing = is_leading
         self._registry.set_leading(is_leading=is_leading)
-        handovers_first = sorted(self._queue.tasks.items(), key=lambda item: item[1].group.is_at_rest)
-        for key, task in handovers_first:
-            task.group.reset_observations()
-            task.writer.forget_pending()
+        handovers_first = sorted(self._queue.groups.values(), key=lambda queued: queued.group.is_at_rest)
+        for queued in handovers_first:
+            queued.group.reset_observations()
+            queued.writer.forget_pending()
             if is_leading:
-                self.enqueue(key)
+                self.enqueue((queued.group.namespace, queued.group.name))
             else:
-                task.stop()
+                queued.stop()
 
     async def close(self) -> None:
         """Stop leading, and cancel all tasks; the next leader continues from the stored assignments."""
@@ -108,15 +110,13 @@ class Controller:
         await self._queue.close()
 
     def note_observed(self) -> None:
-        """Log once that every group was observed since this operator began to lead."""
-        tasks = self._queue.tasks
-        if (
-            self.is_leading
-            and self._is_observing
-            and all(task.group.was_observed for task in tasks.values() if task.group.body)
-        ):
+        """Log, once after this operator began to lead, that every group was observed."""
+        if not self.is_leading or not self._is_observing:
+            return
+        groups = self.groups
+        if all(group.was_observed for group in groups.values() if group.body):
             self._is_observing = False
-            _log.info("All %d groups were observed", len(tasks))
+            _log.info("All %d groups were observed", len(groups))
 
     def snapshot(self, group: Group) -> Snapshot:
         """Return the planner's snapshot of a group."""

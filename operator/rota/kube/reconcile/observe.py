@@ -1,8 +1,9 @@
-"""Observer of groups: reads state that no watch reports, and reads known state again when it may be wrong."""
+"""Reads the state of groups that no watch reports, and refetches known state when it may be wrong."""
 
 import asyncio
 from typing import TypeVar
 
+from rota.aio import loop_time
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, ApiError
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Pod, assignment_name
@@ -34,13 +35,13 @@ class GroupStateReader:
         self._drain_tasks: set[asyncio.Task[None]] = set()
 
     def prioritize(self, group: Group) -> None:
-        """Observe a group before others: it has changed, while most others only wait for their first observation."""
+        """Observe a group before those that only wait for their first observation: it has changed."""
         self._poll_limiter.prioritize(group)
 
     async def refresh_state(self, group: Group) -> None:
         """Read state that no watch reports; after a change of leader, poll brokers and members first."""
         if not group.was_observed:
-            if not group.stored_assignment.resource_version:  # the watch may have reported it before its group
+            if not group.stored_assignment.resource_version:  # a ConfigMap that came before its group may be dropped
                 await self._read_assignment(group)
             await self._read_unwatched_pods(group)  # so that no ended member is polled
             await self._poll_in_slot(group)
@@ -53,7 +54,7 @@ class GroupStateReader:
         await self.topology.load_nodes(group)
         group.forget_deleted_pods()
 
-    async def reread_state(self, group: Group) -> None:
+    async def refetch_state(self, group: Group) -> None:
         """Read assignment, pods, routes and reports again, although they are known."""
         await self._read_assignment(group)
         await self._list_pods(group)
@@ -67,11 +68,7 @@ class GroupStateReader:
         for state in [state for state in group.pods.values() if state.pod.metadata.uid not in uids]:
             group.mark_pod_missing(state.pod)
         for pod in pods:
-            group.pods.upsert(pod, self._now)
-
-    @property
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+            group.pods.upsert(pod, loop_time())
 
     async def _poll_in_slot(self, group: Group) -> None:
         """Poll brokers and members in a free slot; the slot is released afterwards, or after POLL_SLOT_SECONDS."""
@@ -93,48 +90,52 @@ class GroupStateReader:
     async def _poll_member(self, group: Group, state: PodState) -> None:
         uid = state.pod.metadata.uid
         report, requested_at, ignored_reason = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
-        if (current := group.pods.get(state.pod.metadata.name)) and current.pod.metadata.uid == uid:
-            current.record_report(report, self._now, requested_at, ignored_reason)
+        current = group.pods.get(state.pod.metadata.name)
+        if current and current.pod.metadata.uid == uid:
+            current.record_report(report, loop_time(), requested_at, ignored_reason)
 
     async def _read_assignment(self, group: Group) -> None:
         path = object_path("configmaps", group.namespace, assignment_name(group.name))
         group.set_assignment(await self._read_object(path, ConfigMap))
 
     async def _read_unwatched_pods(self, group: Group) -> None:
-        """Read each pod that no watch reports, to learn whether it still exists."""
+        """Read each pod that no watch reports, to learn whether it still exists; poll the deleted ones."""
         holders = sorted(group.pods.unwatched)
         requests = [self._read_pod(group.namespace, holder.name) for holder in holders]
         pods = dict(zip(holders, await asyncio.gather(*requests), strict=True))
         deleted = [holder for holder, pod in pods.items() if pod is None or pod.metadata.uid != holder.uid]
         for holder in pods.keys() - deleted:  # before the next await: watch events during it are newer
-            group.pods.apply_read(holder, pods[holder], self._now)
-        responding = await asyncio.gather(*(self._still_responds(group, holder) for holder in deleted))
-        for holder in (holder for holder, responds in zip(deleted, responding, strict=True) if not responds):
-            group.pods.apply_read(holder, pods[holder], self._now)
-        group.pods.to_verify = ()
+            group.pods.apply_read(holder, pods[holder], loop_time())
+        responding = await asyncio.gather(*(self._poll_deleted(group, holder) for holder in deleted))
+        for holder, is_responding in zip(deleted, responding, strict=True):
+            if not is_responding:
+                group.pods.apply_read(holder, pods[holder], loop_time())
+        group.pods.verify_ended = ()
 
-    async def _still_responds(self, group: Group, holder: Holder) -> bool:
-        """Whether the sidecar of a force-deleted pod still responds; no object shows whether it has ended.
+    async def _poll_deleted(self, group: Group, holder: Holder) -> bool:
+        """Poll the sidecar of a deleted pod, as no object shows whether it has ended; return whether it still runs.
 
-        While it responds, its reports are recorded, it is asked to drain, and no other member gets its queues. If it
-        is silent for MAX_SILENCE_SECONDS, it counts as ended: that is what the user asserts by deleting a pod by force.
+        While it responds, its reports are recorded, it is asked to drain, and no other member gets its queues. If no
+        authenticated response comes for MAX_SILENCE_SECONDS, it counts as ended: that is what the user asserts by
+        deleting a pod by force.
         """
         state = group.pods.find_possibly_running(holder)
         member = Endpoint.from_pod(state.pod, group.uid) if state and state.pod.status.pod_ip else None
         response = await self._reports.read_if_present(member) if member else None
         if state is None or member is None or response is None or (response.report and response.report.is_drained):
             return False
-        if response.report is None and response.ignored_reason is not Reason.REPORT_TOO_LARGE:
-            state.unauthenticated_since = min(
-                state.unauthenticated_since or response.requested_at, state.unreachable_since or response.requested_at
-            )
-            if self._now - state.unauthenticated_since >= MAX_SILENCE_SECONDS:
-                return False
-        else:
+        is_too_large = response.ignored_reason is Reason.REPORT_TOO_LARGE
+        if response.report or is_too_large:
             state.unauthenticated_since = None
-        state.observe_force_deleted(response.report, self._now, response.requested_at, response.ignored_reason)
-        group.pods.missing.add(holder)
-        if response.ignored_reason is Reason.REPORT_TOO_LARGE or (response.report and not response.report.final):
+        else:
+            requested_at = response.requested_at
+            since = min(state.unauthenticated_since or requested_at, state.unreachable_since or requested_at)
+            state.unauthenticated_since = since
+            if loop_time() - since >= MAX_SILENCE_SECONDS:
+                return False
+        state.observe_force_deleted(response.report, loop_time(), response.requested_at, response.ignored_reason)
+        group.pods.missing.add(holder)  # so that the next reconcile polls it again
+        if is_too_large or (response.report and not response.report.final):
             self._request_drain(member)
         return True
 

@@ -37,11 +37,15 @@ class PlanRunner:
             request.future.cancel()
 
     async def plan(self, snapshot: Snapshot, now: float) -> Plan:
-        """Return the plan. A custom strategy that is too slow raises NoResponseError; its next call waits for it."""
+        """Return the plan; raise NoResponseError if a custom strategy has not returned in time.
+
+        Until it has returned, further calls raise at once: repeated runs would take all threads.
+        """
         if snapshot.policy and snapshot.policy.strategy == "Custom":
             return await self._plan_custom(snapshot, snapshot.policy, now)
         self.discard_request(snapshot.group)
-        if len(snapshot.pods) + sum(len(view.queues) for view in snapshot.views.values() if view) > LARGE_PLAN_ITEMS:
+        queue_count = sum(len(view.queues) for view in snapshot.views.values() if view)
+        if queue_count + len(snapshot.pods) > LARGE_PLAN_ITEMS:
             return await asyncio.to_thread(plan, snapshot, now)
         return plan(snapshot, now)
 

@@ -1,7 +1,8 @@
 """One reconcile of a group: observe, plan, write the assignment, annotate its pods, publish its status.
 
 A reconcile depends on the current state only, never on the change that caused it. It raises if the API server fails;
-the controller then repeats it.
+the work queue then repeats it. If the planner finds the assignment missing or damaged, everything is refetched once, to
+be sure, and planned again.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from rota.aio import loop_time
 from rota.kube.brokers.lag import queue_weights
 from rota.kube.brokers.lag.lag_totals import status_lag
 from rota.kube.brokers.registry import BrokerRegistry
@@ -28,14 +30,16 @@ from rota.kube.workload.deployments import Deployments
 from rota.model import Finding, Poke, Reason, single_line
 from rota.planner import Plan, Snapshot, plan
 
-SETTINGS_POKES_PER_SECOND = 100.0  # of all groups together: a kubelet shows changed settings within a minute anyway
+# Limits of pokes for changed settings only, for all groups together. They are not urgent, as kubelets show changed
+# settings within a minute anyway, and must leave capacity of the API server to handovers.
+SETTINGS_POKES_PER_SECOND = 100.0
 SETTINGS_POKES_BURST = 100
-REPEATED_POKES_PER_SECOND = 10.0  # separate, so that pods that obey nothing delay no first poke of others
-SETTINGS_RETRY_SECONDS = 5.0  # until postponed pokes are tried again: a thousand groups may wait
+REPEATED_POKES_PER_SECOND = 10.0  # a limit of its own: pods that never obey must not use up that of first pokes
+SETTINGS_RETRY_SECONDS = 5.0  # until postponed pokes are tried again, by up to a thousand groups
 
 
 @dataclass
-class GroupTask:
+class GroupContext:
     """A group, with the report watchers, status publisher and assignment writer that serve it."""
 
     group: Group
@@ -50,7 +54,7 @@ class ReconcileResult(NamedTuple):
     group: Group
     plan: Plan
     planning_seconds: float
-    write_counts: Mapping[str, int]  # by kind; writes of the status are those of earlier plans
+    write_counts: Mapping[str, int]  # by kind; status, Events and Deployment are written later, and counted next time
 
 
 class ReconcilerHost(Protocol):
@@ -98,114 +102,119 @@ class Reconciler:
         """Discard all pending plans."""
         self._plan_runner.close()
 
-    async def reconcile(self, task: GroupTask) -> float:
-        """Reconcile a group once; return the seconds after which time alone may change its plan."""
-        group = task.group
-        await self._observe(group)
-        if confirmed := task.writer.take_confirmed():  # first: a newer plan would hide the changes of this one
-            await self._follow_up(task, confirmed, is_written=True)
+    async def reconcile(self, context: GroupContext) -> float:
+        """Reconcile a group once; return after how many seconds to reconcile it again if nothing changes."""
+        group = context.group
+        await self._state_reader.refresh_state(group)
+        await self._deployments.ensure_key(group)
+        self._host.note_observed()
+        self._start_unlocks(group)
+        # If a write that got no response was stored after all, follow up its plan before the next one is made: that
+        # starts from the stored document, so it has neither the Events nor the journal records of this change.
+        confirmed = context.writer.take_confirmed()
+        if confirmed:
+            await self._follow_up(context, confirmed, is_written=True)
             return 0.0
-        observed = group.stored_assignment
-        uid = group.uid
-        pending = await self._plan(task)
+        assignment_before = group.stored_assignment
+        uid_before = group.uid
+        pending = await self._plan(context)
         new_plan = pending.plan
-        if (observed, uid) != (group.stored_assignment, group.uid):  # changed while a large plan was made
+        if (assignment_before, uid_before) != (group.stored_assignment, group.uid):  # changed while the plan was made
             return 0.0
         if new_plan.refetch:
-            await self._state_reader.reread_state(group)
-            group.revalidated = True
+            await self._state_reader.refetch_state(group)
+            group.refetched = True
             return 0.0
         if not self._host.is_leading or group.body is None:
             return new_plan.requeue_after
-        if is_written := bool(new_plan.document) and group.stored_assignment.is_ours:
-            await self._write_assignment(task, pending)
-        postponed = math.inf
-        if group.uid == uid:  # the writes of a group that was deleted meanwhile are not counted
-            postponed = await self._follow_up(task, pending, is_written=is_written)
+        needs_write = new_plan.document is not None and group.stored_assignment.is_ours
+        if needs_write:
+            await self._write_assignment(context, pending)
+        seconds_to_next_poke = math.inf
+        if group.uid == uid_before:  # nothing follows for a group that was deleted or recreated during the write
+            seconds_to_next_poke = await self._follow_up(context, pending, is_written=needs_write)
         return min(
             new_plan.requeue_after,
-            postponed,
+            seconds_to_next_poke,
             group.seconds_to_next_read,
-            group.status_throttle.seconds_to_write(group.published_status, self._now),
+            group.status_throttle.seconds_to_write(group.published_status, loop_time()),
         )
 
     def snapshot(self, group: Group) -> Snapshot:
         """Return the planner's snapshot of a group."""
-        broker = self._registry.state_of(group, self._now)
+        broker = self._registry.state_of(group, loop_time())
         rooms = self._state_reader.topology.rooms_of(group)
         lag = self._registry.lag_of((group.namespace, group.name))
-        return group.snapshot(
-            self._now, broker, rooms, status_lag(group, broker, lag), queue_weights.group_weights(group, broker, lag)
-        )
+        weights = queue_weights.group_weights(group, broker, lag)
+        return group.snapshot(loop_time(), broker, rooms, status_lag(group, broker, lag), weights)
 
-    async def publish_problem(self, task: GroupTask, problem: Finding) -> None:
-        """Publish the problem that prevents a decision about a group; its assignment stays, and due pokes are sent."""
-        if self._host.is_leading and (uid := task.group.uid):
-            snapshot = replace(self.snapshot(task.group), spec=None, problems=(problem,))
+    async def publish_problem(self, context: GroupContext, problem: Finding) -> None:
+        """Publish the problem that prevents a decision; assignment and Deployment stay, and due pokes are sent."""
+        uid = context.group.uid
+        if self._host.is_leading and uid:
+            snapshot = replace(self.snapshot(context.group), spec=None, problems=(problem,))
             new_plan = plan(snapshot, self._host.wall_time())
-            await self._annotate_and_drain(task.group, new_plan, self._take_allowed_pokes(new_plan))
-            self._publish(task, new_plan, uid, is_carried_out=False)
+            await self._annotate_and_drain(context.group, new_plan, self._take_allowed_pokes(new_plan))
+            self._publish(context, new_plan, uid, with_deployment=False)
 
-    async def _observe(self, group: Group) -> None:
-        await self._state_reader.refresh_state(group)
-        await self._deployments.ensure_key(group)
-        self._host.note_observed()
-        for client, queues in group.locks_to_release():
+    def _start_unlocks(self, group: Group) -> None:
+        """Start to release the locks that ended members of an Orderly group hold at the brokers."""
+        for client, queues in group.take_locks_to_release():
             self._host.start_task(self._registry.unlock(group, client, queues))
 
-    async def _plan(self, task: GroupTask) -> PendingPlan:
-        snapshot = self.snapshot(task.group)
-        started = self._now
+    async def _plan(self, context: GroupContext) -> PendingPlan:
+        snapshot = self.snapshot(context.group)
+        started_at = loop_time()
         try:
             new_plan = await self._plan_runner.plan(snapshot, self._host.wall_time())
         except NoResponseError as error:
-            await self.publish_problem(task, Finding(Reason.STRATEGY_FAILED, str(error)))
+            await self.publish_problem(context, Finding(Reason.STRATEGY_FAILED, str(error)))
             raise
-        return PendingPlan(new_plan, self._now - started)
+        return PendingPlan(new_plan, loop_time() - started_at)
 
-    async def _write_assignment(self, task: GroupTask, pending: PendingPlan) -> None:
+    async def _write_assignment(self, context: GroupContext, pending: PendingPlan) -> None:
         """Write the assignment; if the API server rejects it, publish only that."""
         try:
-            await task.writer.write(pending)
+            await context.writer.write(pending)
         except ApiError as error:
             if error.status in REJECTED_STATUSES:
-                name = assignment_name(task.group.name)
+                name = assignment_name(context.group.name)
                 cause = single_line(str(error))
                 message = f"The API server rejected the ConfigMap {name}: {cause}; the assignment stays unchanged"
-                await self.publish_problem(task, Finding(Reason.WRITE_REJECTED, message))
+                await self.publish_problem(context, Finding(Reason.WRITE_REJECTED, message))
             raise
 
-    async def _follow_up(self, task: GroupTask, pending: PendingPlan, *, is_written: bool) -> float:
+    async def _follow_up(self, context: GroupContext, pending: PendingPlan, *, is_written: bool) -> float:
         """Do what follows from a plan whose assignment is stored; return the seconds until postponed pokes are due."""
-        group = task.group
-        uid = task.group.uid
+        group = context.group
+        uid = group.uid
         new_plan = pending.plan
-        self._update_watchers(task, new_plan)
-        counts = task.publisher.take_write_counts()
-        counts["configmap"] += is_written
+        self._update_watchers(context, new_plan)
+        counts = context.publisher.take_write_counts()
+        counts["configmap"] += 1 if is_written else 0
         pokes = self._take_allowed_pokes(new_plan)
         try:
             counts["poke"] += await self._annotate_and_drain(group, new_plan, pokes)
         finally:  # the assignment is stored, so it is counted even if this fails
-            self._host.on_reconciled(ReconcileResult(group, *pending, counts))
-        self._publish(task, new_plan, uid, is_carried_out=True)
-        return math.inf if len(pokes) == len(new_plan.pokes) else SETTINGS_RETRY_SECONDS
+            self._host.on_reconciled(ReconcileResult(group, new_plan, pending.planning_seconds, counts))
+        self._publish(context, new_plan, uid, with_deployment=True)
+        has_postponed = len(pokes) < len(new_plan.pokes)
+        return SETTINGS_RETRY_SECONDS if has_postponed else math.inf
 
     def _take_allowed_pokes(self, new_plan: Plan) -> Mapping[str, Poke]:
         """Return the pokes to send now. Those for settings only are rate-limited: a policy can have 1,000 groups."""
         first = sorted(name for name in new_plan.settings_only_pokes if new_plan.pokes[name].attempts == 1)
         repeated = sorted(new_plan.settings_only_pokes.difference(first))
-        postponed = {
-            *first[self._first_pokes.take(len(first), self._now) :],
-            *repeated[self._repeated_pokes.take(len(repeated), self._now) :],
-        }
+        first_allowed = self._first_pokes.take(len(first), loop_time())
+        repeated_allowed = self._repeated_pokes.take(len(repeated), loop_time())
+        postponed = {*first[first_allowed:], *repeated[repeated_allowed:]}
         return {name: poke for name, poke in new_plan.pokes.items() if name not in postponed}
 
-    def _update_watchers(self, task: GroupTask, new_plan: Plan) -> None:
-        task.group.pods.to_verify = new_plan.verify_ended
-        task.group.awaited = new_plan.members_to_poll
-        if self._host.is_leading and task.group.body:
-            task.watchers.update_polls()
+    def _update_watchers(self, context: GroupContext, new_plan: Plan) -> None:
+        context.group.pods.verify_ended = new_plan.verify_ended
+        context.group.members_to_poll = new_plan.members_to_poll
+        if self._host.is_leading and context.group.body:
+            context.watchers.update_polls()
 
     async def _annotate_and_drain(self, group: Group, new_plan: Plan, pokes: Mapping[str, Poke]) -> int:
         """Annotate the pods of a plan, and drain the pods that must end; return the number of writes."""
@@ -215,11 +224,7 @@ class Reconciler:
                 self._host.start_task(self._reports.drain(Endpoint.from_pod(state.pod, group.uid)))
         return await apply.annotate_pods(self._api, group, pokes, is_settled=not new_plan.members_to_poll)
 
-    def _publish(self, task: GroupTask, new_plan: Plan, uid: str, *, is_carried_out: bool) -> None:
+    def _publish(self, context: GroupContext, new_plan: Plan, uid: str, *, with_deployment: bool) -> None:
         """Publish status and Events, if this operator still leads and the group was not recreated."""
-        if self._host.is_leading and task.group.uid == uid:
-            task.publisher.publish(new_plan, self._now, is_carried_out=is_carried_out)
-
-    @property
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        if self._host.is_leading and context.group.uid == uid:
+            context.publisher.publish(new_plan, loop_time(), with_deployment=with_deployment)

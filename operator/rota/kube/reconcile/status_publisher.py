@@ -37,11 +37,11 @@ class PublisherHooks(NamedTuple):
     set_spec: Callable[[Group, CustomResource], None]  # handles the ConsumerGroup as it was written
     requeue_after: Callable[[float], None]  # reconciles the group in so many seconds
     status_slots: asyncio.Semaphore  # limits status and Event writes of all groups to MAX_CONCURRENT_WRITES
-    deployment_slots: asyncio.Semaphore  # likewise for Deployments: a hanging webhook delays no status
+    deployment_slots: asyncio.Semaphore  # limits Deployment writes: a hanging webhook must delay no status
 
 
 class CoalescingTask:
-    """A coalescing task: runs once at a time, and once more if that was requested meanwhile."""
+    """Runs a coroutine function once at a time, and once more if that was requested during the run."""
 
     def __init__(self, start_task: StartTask, work: Callable[[], Awaitable[None]]) -> None:
         self._start_task = start_task
@@ -70,7 +70,7 @@ class CoalescingTask:
 
 
 class _Step(StrEnum):
-    """A step whose failures are counted, as log lines name it."""
+    """A step whose failures in a row are counted; log lines name it by its value."""
 
     PUBLISH = "Writing status and Events"
     STATUS = "Writing the status"
@@ -85,29 +85,29 @@ class StatusPublisher:
         self._deployments = deployments
         self._group = group
         self._hooks = hooks
-        self._status: Mapping[str, Any] | None = None
-        self._events: deque[Event] = deque(maxlen=MAX_QUEUED_EVENTS)
+        self._queued_status: Mapping[str, Any] | None = None
+        self._queued_events: deque[Event] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._status_task = CoalescingTask(hooks.start_task, self._write_queued)
         self._deployment_task = CoalescingTask(hooks.start_task, self._sync_deployment)
         self._failures: Counter[_Step] = Counter()
         self._write_counts = _zero_writes()
 
-    def publish(self, plan: Plan, now: float, *, is_carried_out: bool) -> None:
-        """Publish a plan's status and Events; if the plan was carried out, update the Deployment, too."""
+    def publish(self, plan: Plan, now: float, *, with_deployment: bool) -> None:
+        """Publish a plan's status and Events, and update the Deployment, too, if `with_deployment`."""
         if self._group.status_throttle.offer(plan.status, self._group.published_status, now):
-            self._status = plan.status
-        self._events += plan.events
-        if self._status is not None or self._events:
+            self._queued_status = plan.status
+        self._queued_events += plan.events
+        if self._queued_status is not None or self._queued_events:
             self._status_task.request()
-        if is_carried_out:
+        if with_deployment:
             self._deployment_task.request()
 
     def stop(self) -> None:
         """Stop publishing: another operator leads, or the group was deleted."""
         self._status_task.cancel()
         self._deployment_task.cancel()
-        self._status = None
-        self._events.clear()
+        self._queued_status = None
+        self._queued_events.clear()
         self._failures.clear()
 
     def take_write_counts(self) -> Counter[str]:
@@ -118,7 +118,7 @@ class StatusPublisher:
 
     async def _write_queued(self) -> None:
         try:
-            while self._status is not None or self._events:
+            while self._queued_status is not None or self._queued_events:
                 async with self._hooks.status_slots:
                     await self._write_next()
         except Exception as error:  # noqa: BLE001 - affects one group; the status is written again
@@ -128,38 +128,37 @@ class StatusPublisher:
 
     async def _write_next(self) -> None:
         """Write the newest status and the oldest Event, so that the status does not wait for all Events."""
-        status = self._status
-        self._status = None
+        status = self._queued_status
+        self._queued_status = None
         if status is not None:
             await self._write_status(status)
-        if self._events:
-            await apply.record_event(self._api, self._group, self._events.popleft())
+        if self._queued_events:
+            await apply.record_event(self._api, self._group, self._queued_events.popleft())
             self._write_counts["event"] += 1
 
     async def _write_status(self, status: Mapping[str, Any]) -> None:
         group = self._group
         throttle = group.status_throttle
-        now = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
         try:
             written = await apply.write_status(self._api, group, status)
         except Exception:
-            throttle.on_write_failed(status, now())
+            throttle.on_write_failed(status, loop.time())
             raise
         self._write_counts["status"] += 1
         if written is None:
-            throttle.on_write_failed(status, now())
-            self._hooks.requeue_after(
-                max(self._next_pause(_Step.STATUS), throttle.seconds_to_write(group.published_status, now()))
-            )
+            throttle.on_write_failed(status, loop.time())
+            seconds_to_write = throttle.seconds_to_write(group.published_status, loop.time())
+            self._hooks.requeue_after(max(self._count_failure(_Step.STATUS), seconds_to_write))
             return
         self._failures[_Step.STATUS] = 0
         throttle.on_written(status)
-        if group.is_older(written.metadata):
+        if group.is_older_than(written.metadata):
             self._hooks.set_spec(group, written)
 
     async def _sync_deployment(self) -> None:
-        previous = self._group.deployment_problems
-        rollout = self._group.rollout
+        previous_problems = self._group.deployment_problems
+        previous_rollout = self._group.rollout
         try:
             async with self._hooks.deployment_slots:
                 writes = await self._deployments.sync(self._group)
@@ -168,29 +167,30 @@ class StatusPublisher:
             return
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
-            self._hooks.requeue_after(REWRITE_SECONDS)
+            self._hooks.requeue_after(REWRITE_SECONDS)  # the Secret may be missing
         self._failures[_Step.DEPLOYMENT] = 0
-        current = self._group.deployment_problems
-        if rollout != self._group.rollout:
+        problems = self._group.deployment_problems
+        if previous_rollout != self._group.rollout:
             self._hooks.requeue_after(0.0)
-        elif previous != current:  # publish it; if only a message differs, no sooner than after a failure
-            has_new_reason = [finding.reason for finding in previous] != [finding.reason for finding in current]
-            self._hooks.requeue_after(0.0 if has_new_reason else RETRY_PAUSES_SECONDS[0])
+        elif previous_problems != problems:  # the next plan publishes them
+            has_same_reasons = [old.reason for old in previous_problems] == [new.reason for new in problems]
+            # Pause if only a message differs, as it may in each attempt: otherwise attempts would follow without end.
+            self._hooks.requeue_after(RETRY_PAUSES_SECONDS[0] if has_same_reasons else 0.0)
 
     def _retry_later(self, step: _Step, error: Exception) -> None:
         """Repeat a failed step later; at once after a first conflict, which means that another writer came first."""
         is_conflict = isinstance(error, ConflictError)
-        is_first = not self._failures[step]
-        pause = self._next_pause(step)
-        seconds = 0.0 if is_conflict and is_first else pause
+        is_first_failure = not self._failures[step]
+        pause = self._count_failure(step)
+        seconds = 0.0 if is_conflict and is_first_failure else pause
         if not is_conflict:
             is_expected = isinstance(error, ApiError | NoResponseError)
             fields = group_fields(self._group.namespace, self._group.name, seconds=seconds)
             _log.warning("%s failed; retrying: %s", step, error, exc_info=None if is_expected else error, extra=fields)
         self._hooks.requeue_after(seconds)
 
-    def _next_pause(self, step: _Step) -> float:
-        """Count one more failure in a row; return the seconds to wait after it."""
+    def _count_failure(self, step: _Step) -> float:
+        """Count a failure of a step; return the seconds to wait after it."""
         self._failures[step] += 1
         return RETRY_PAUSES_SECONDS[min(self._failures[step], len(RETRY_PAUSES_SECONDS)) - 1]
 

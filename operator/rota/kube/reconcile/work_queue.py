@@ -12,7 +12,7 @@ from typing import Any
 
 from rota.kube.client.api import ApiError, ConflictError, NoResponseError
 from rota.kube.client.objects import ObjectKey
-from rota.kube.reconcile.reconciler import GroupTask
+from rota.kube.reconcile.reconciler import GroupContext
 from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS
 from rota.logs import group_fields
 
@@ -22,72 +22,72 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class QueuedGroup(GroupTask):
+class QueuedGroup(GroupContext):
     """A group in the queue."""
 
     timer: asyncio.TimerHandle | None = None
     is_running: bool = False
     requested_seconds: float = inf  # seconds until the next reconcile, if one was requested while this one runs
-    failures: int = 0
+    failures: int = 0  # failed reconciles in a row
 
     def stop(self) -> None:
         """Cancel the timer, the report watchers and the publishing of status."""
         if self.timer:
             self.timer.cancel()
             self.timer = None
-        self.group.awaited = frozenset()
+        self.group.members_to_poll = frozenset()
         self.watchers.stop()
         self.publisher.stop()
 
 
 class WorkQueue:
-    """Runs reconciles while this operator leads, and what they start."""
+    """Runs reconciles while this operator leads, and the coroutines that they start."""
 
-    def __init__(self, reconcile: Callable[[GroupTask], Awaitable[float]]) -> None:
+    def __init__(self, reconcile: Callable[[GroupContext], Awaitable[float]]) -> None:
         """`reconcile` returns the seconds until its next call for the group."""
         self._reconcile = reconcile
-        self.tasks: dict[ObjectKey, QueuedGroup] = {}
+        self.groups: dict[ObjectKey, QueuedGroup] = {}
         self.is_leading = False
         self._running_tasks: set[asyncio.Task[None]] = set()
 
     def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
         """Reconcile a group soon; all calls until then cause one reconcile."""
-        task = self.tasks.get(key)
-        if task is None or not self.is_leading or task.group.body is None or seconds == inf:
+        queued = self.groups.get(key)
+        if queued is None or not self.is_leading or queued.group.body is None or seconds == inf:
             return
-        if task.is_running:
-            task.requested_seconds = min(task.requested_seconds, seconds)
+        if queued.is_running:
+            queued.requested_seconds = min(queued.requested_seconds, seconds)
             return
         loop = asyncio.get_running_loop()
         seconds = max(seconds, COALESCE_SECONDS)
-        if task.timer:
-            if task.timer.when() <= loop.time() + seconds:
+        if queued.timer:
+            if queued.timer.when() <= loop.time() + seconds:
                 return
-            task.timer.cancel()
-        task.timer = loop.call_later(seconds, self._start_reconcile, key, task)
+            queued.timer.cancel()
+        queued.timer = loop.call_later(seconds, self._start_reconcile, key, queued)
 
-    def _start_reconcile(self, key: ObjectKey, task: QueuedGroup) -> None:
-        task.timer = None
-        task.is_running = True
-        task.requested_seconds = inf
-        self.start_task(self._reconcile_group(key, task), f"group {task.group.namespaced_name}")
+    def _start_reconcile(self, key: ObjectKey, queued: QueuedGroup) -> None:
+        queued.timer = None
+        queued.is_running = True
+        queued.requested_seconds = inf
+        self.start_task(self._reconcile_group(key, queued), f"group {queued.group.namespaced_name}")
 
-    async def _reconcile_group(self, key: ObjectKey, task: QueuedGroup) -> None:
-        delay = RETRY_PAUSES_SECONDS[min(task.failures, len(RETRY_PAUSES_SECONDS) - 1)]
-        failures = task.failures
-        task.failures += 1
+    async def _reconcile_group(self, key: ObjectKey, queued: QueuedGroup) -> None:
+        earlier_failures = queued.failures  # in a row
+        delay = RETRY_PAUSES_SECONDS[min(earlier_failures, len(RETRY_PAUSES_SECONDS) - 1)]
+        queued.failures += 1
         try:
-            delay = await self._reconcile(task)
-            task.failures = 0
-        except ConflictError:
-            delay = delay if failures else 0.0
+            delay = await self._reconcile(queued)
+            queued.failures = 0
+        except ConflictError:  # at first without a pause: another client has written, and the next read shows it
+            delay = delay if earlier_failures else 0.0
         except (ApiError, NoResponseError) as error:
             _log.warning("Reconcile failed; retrying: %s", error, extra=group_fields(*key, seconds=delay))
         except Exception:  # noqa: BLE001 - affects one group; the others continue
             _log.exception("Reconcile failed unexpectedly; retrying", extra=group_fields(*key, seconds=delay))
         finally:
-            task.is_running = False
-        self.enqueue(key, min(delay, task.requested_seconds))
+            queued.is_running = False
+        self.enqueue(key, min(delay, queued.requested_seconds))
 
     def start_task(self, work: Coroutine[Any, Any, None], name: str = "") -> "asyncio.Task[None]":
         """Run a coroutine until it ends or the queue is closed."""

@@ -35,24 +35,25 @@ class ClientIds:
 
     def suffixes(self, stored_assignment: StoredAssignment, now: float) -> Collection[str]:
         """Return the suffixes `pod#uid` of all client ids; an ended member's is kept while brokers may list it."""
-        names = {client_id_suffix(name, state.pod.metadata.uid) for name, state in self._pods.items()}
-        names |= {client_id_suffix(*holder) for holder in stored_assignment.holders}
-        last_seen = self._last_seen | dict.fromkeys(names, now)
-        self._last_seen = {name: at for name, at in last_seen.items() if now - at < KEEP_ENDED_SECONDS}
+        current = {client_id_suffix(name, state.pod.metadata.uid) for name, state in self._pods.items()}
+        current |= {client_id_suffix(*holder) for holder in stored_assignment.holders}
+        last_seen = self._last_seen | dict.fromkeys(current, now)
+        self._last_seen = {suffix: at for suffix, at in last_seen.items() if now - at < KEEP_ENDED_SECONDS}
         return self._last_seen.keys()
 
-    def locks_to_release(self, stored_assignment: StoredAssignment) -> list[tuple[str, list[Queue]]]:
+    def take_locks_to_release(self, stored_assignment: StoredAssignment) -> list[tuple[str, list[Queue]]]:
         """Return the client ids of ended members with locks to release, and their queues; each member only once."""
         queues_by_holder = {holder: [*queues] for holder, queues in stored_assignment.shares.items()}
-        for queue, release in stored_assignment.document.releasing.items() if stored_assignment.document else ():
+        releasing = stored_assignment.document.releasing if stored_assignment.document else {}
+        for queue, release in releasing.items():
             queues_by_holder.setdefault(release.holder, []).append(queue)
         ended = {state.pod.metadata.uid: client_id(state.pod) for state in self._pods.values() if state.pod.ended}
-        clients = self._pods.deleted_client_ids | ended
-        locked = {holder: queues for holder, queues in queues_by_holder.items() if queues and holder.uid in clients}
-        locks = [
-            (clients[holder.uid], queues) for holder, queues in locked.items() if holder.uid not in self._unlocked_uids
-        ]
-        self._unlocked_uids |= {holder.uid for holder in locked}
+        client_ids = self._pods.deleted_client_ids | ended
+        locks: list[tuple[str, list[Queue]]] = []
+        for holder, queues in queues_by_holder.items():
+            if queues and holder.uid in client_ids and holder.uid not in self._unlocked_uids:
+                locks.append((client_ids[holder.uid], queues))
+                self._unlocked_uids.add(holder.uid)
         return locks
 
     def forget_deleted(self, kept_uids: Collection[str]) -> None:

@@ -44,26 +44,26 @@ class Group:
         self._assignment_limits = assignment_limits or AssignmentLimits()
         self.body: CustomResource | None = None
         self.resolved_spec = ResolvedSpec()
-        # The group and policy that `resolved_spec` was parsed from.
-        self._resolved_from: tuple[CustomResource, CustomResource | None] | None = None
-        self.last_valid_spec: GroupSpec | None = None  # the last valid spec
+        self._parsed_body: CustomResource | None = None  # the group and the policy that `resolved_spec` was parsed from
+        self._parsed_policy: CustomResource | None = None
+        self.last_valid_spec: GroupSpec | None = None
         self.pods = GroupPods(name)
         self._seen_settings = ""  # the stored settings as last seen
-        self._settings_seen_at = 0.0  # since when
+        self._settings_seen_at = 0.0  # when they were first seen
         self.stored_assignment = StoredAssignment()
         self._client_ids = ClientIds(self.pods)
         self.deployment_problems: tuple[Finding, ...] = ()  # problems with the Deployment that the operator runs
         self.rollout = AppliedTemplate()
         self.key_problems: tuple[Finding, ...] = ()
         self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
-        self.awaited: frozenset[str] = frozenset()
-        self.assignment_outdated = False  # the stored assignment may differ from `stored_assignment` and must be read
+        self.members_to_poll: frozenset[str] = frozenset()  # by long polls, as the last plan asks
+        self.assignment_outdated = False  # whether the ConfigMap may differ from `stored_assignment` and must be read
         self._early_config_map: ConfigMap | None = None  # the assignment that arrived before its ConsumerGroup
-        self.was_observed = False  # everything was observed once since this operator began to lead
-        self.revalidated = False  # and again, after the assignment was found missing or damaged
+        self.was_observed = False  # whether everything was observed once since this operator began to lead
+        self.refetched = False  # whether it was read again, after the assignment was found missing or damaged
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries()
-        self.queue_weights: Mapping[Queue, float] = {}  # its queues' weights as last measured
+        self.queue_weights: Mapping[Queue, float] = {}  # as last measured
 
     @property
     def namespaced_name(self) -> str:
@@ -80,14 +80,16 @@ class Group:
         """The resourceVersion of the ConsumerGroup as last seen; empty if it does not exist."""
         return self.body.metadata.resource_version if self.body else ""
 
-    def is_older(self, newer: Metadata) -> bool:
+    def is_older_than(self, newer: Metadata) -> bool:
         """Whether `newer` is a later version of the same ConsumerGroup object."""
         current = self.body.metadata if self.body else Metadata("")
         return current.uid == newer.uid and current.version_number < newer.version_number
 
     def reset_observations(self) -> None:
         """Reset observations and timers: leadership has changed, or the ConsumerGroup was recreated."""
-        self.was_observed = self.revalidated = self.assignment_outdated = False
+        self.was_observed = False
+        self.refetched = False
+        self.assignment_outdated = False
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries(_published_problem(self.published_status, Reason.DELIVERIES_FAILING))
         self.pods.reset_reports()
@@ -96,21 +98,21 @@ class Group:
 
     def set_spec(self, body: CustomResource, policy: CustomResource | None) -> None:
         """Set the newest versions of the ConsumerGroup and its policy; a recreated group starts without assignment."""
-        is_another = self.body is None or self.body.metadata.uid != body.metadata.uid
+        is_new_object = self.body is None or self.body.metadata.uid != body.metadata.uid
         self.body = body
-        if is_another:
+        if is_new_object:
             self._clear_assignment()  # it belonged to the deleted ConsumerGroup
             self.pods.forget_missing()
-            self.pods.to_verify = ()
+            self.pods.verify_ended = ()
             self.pods.deleted_uids = set()
             self.deployment_problems = ()
             self.rollout = AppliedTemplate()
             self.last_valid_spec = None
             self.reset_observations()
-        previous = self._resolved_from
-        self._resolved_from = (body, policy)
-        if previous is None or not (body.has_same_spec(previous[0]) and _is_same(policy, previous[1])):
+        if not (body.has_same_spec(self._parsed_body) and _has_same_spec(policy, self._parsed_policy)):
             self.resolved_spec = resolve_spec(body, policy)
+        self._parsed_body = body
+        self._parsed_policy = policy
         self.last_valid_spec = self.resolved_spec.spec or self.last_valid_spec
         if self._early_config_map:
             self.set_assignment(self._early_config_map)
@@ -131,14 +133,14 @@ class Group:
         """Set the stored assignment (None: it does not exist); a version older than the known one is ignored."""
         self.assignment_outdated = False
         if self.body is None:
-            # A ConfigMap that exceeds the budget is read later.
-            self._early_config_map = config_map if config_map and self._assignment_limits.may_keep(config_map) else None
+            is_kept = config_map is not None and self._assignment_limits.may_keep(config_map)
+            self._early_config_map = config_map if is_kept else None  # the first reconcile reads one that is not kept
         elif config_map is None:
             self._clear_assignment()
-            self.revalidated = False
+            self.refetched = False
         elif config_map.metadata.version_number > self.stored_assignment.version_number:
             self.stored_assignment = self._assignment_limits.parse(config_map, self.name, self.uid)
-            self.revalidated = False
+            self.refetched = False
         self.forget_deleted_pods()
 
     @property
@@ -175,10 +177,10 @@ class Group:
     def is_at_rest(self) -> bool:
         """Whether the assignment's members are exactly the known pods and no queue moves; this needs no plan."""
         document = self.stored_assignment.document
-        uids = {name: state.pod.metadata.uid for name, state in self.pods.items()}
-        if document is None or document.releasing:
+        if document is None or document.releasing or self.pods.missing:
             return False
-        return uids == {name: share.uid for name, share in document.members.items()} and not self.pods.missing
+        pod_uids = {name: state.pod.metadata.uid for name, state in self.pods.items()}
+        return pod_uids == {name: share.uid for name, share in document.members.items()}
 
     @property
     def consumer_group(self) -> str:
@@ -190,9 +192,8 @@ class Group:
     @property
     def topics(self) -> frozenset[str]:
         """The topics that its members read: its subscriptions and its retry topic."""
-        subscribed = (
-            [subscription.topic for subscription in self.last_valid_spec.subscriptions] if self.last_valid_spec else []
-        )
+        subscriptions = self.last_valid_spec.subscriptions if self.last_valid_spec else ()
+        subscribed = [subscription.topic for subscription in subscriptions]
         return frozenset([*subscribed, RETRY_TOPIC_PREFIX + self.consumer_group])
 
     @property
@@ -208,13 +209,10 @@ class Group:
         """Return the suffixes of the client ids of the group's own members."""
         return self._client_ids.suffixes(self.stored_assignment, now)
 
-    def locks_to_release(self) -> list[tuple[str, list[Queue]]]:
-        """Return the locks of ended members to release, by client id; only an Orderly group locks its queues."""
-        return (
-            self._client_ids.locks_to_release(self.stored_assignment)
-            if self.resolved_spec.spec and self.resolved_spec.spec.is_orderly
-            else []
-        )
+    def take_locks_to_release(self) -> list[tuple[str, list[Queue]]]:
+        """Return, once, the locks of ended members by client id; only an Orderly group locks its queues."""
+        is_orderly = self.resolved_spec.spec is not None and self.resolved_spec.spec.is_orderly
+        return self._client_ids.take_locks_to_release(self.stored_assignment) if is_orderly else []
 
     def forget_deleted_pods(self) -> None:
         """Forget deleted pods that the assignment does not name any more."""
@@ -240,8 +238,8 @@ class Group:
         """Return the planner's snapshot; `weights` is None if the policy needs queue weights and they are unknown."""
         specs = self.resolved_spec
         stored = self.stored_assignment
-        reached = {broker for state in self.pods.values() for broker in state.reachable_brokers}
-        self._broker_reached_since = {broker: self._broker_reached_since.get(broker, now) for broker in reached}
+        reached = {name for state in self.pods.values() for name in state.reachable_brokers}
+        self._broker_reached_since = {name: self._broker_reached_since.get(name, now) for name in reached}
         pods = (
             state.to_planner_pod(now, rooms.get(name), self._broker_reached_since)
             for name, state in sorted(self.pods.items())
@@ -259,7 +257,7 @@ class Group:
             settings=stored.settings,
             settings_age=self._settings_age(now),
             desired_settings=self.desired_settings,
-            revalidated=self.revalidated,
+            refetched=self.refetched,
             pods=tuple(pods),
             replaced_holders=frozenset(self.pods.replaced),
             deleted_uids=frozenset(self.pods.deleted_uids),
@@ -311,15 +309,18 @@ class Group:
         """The settings for sidecars that the ConfigMap should hold next to the document."""
         if self.resolved_spec.spec is None:
             return self.stored_assignment.settings
-        policy = self.resolved_spec.policy
-        drain_timeout = (
-            policy.handover.drain_timeout if policy else resolved.decode_drain_timeout(self.stored_assignment.settings)
-        )
         created = self.body.metadata.creation_timestamp if self.body else None
-        return resolved.encode_settings(self.name, self.resolved_spec.spec, drain_timeout, created)
+        return resolved.encode_settings(self.name, self.resolved_spec.spec, self.drain_timeout, created)
+
+    @property
+    def drain_timeout(self) -> float:
+        """The policy's drain timeout in seconds; without a valid policy, that of the stored settings."""
+        if self.resolved_spec.policy:
+            return self.resolved_spec.policy.handover.drain_timeout
+        return resolved.decode_drain_timeout(self.stored_assignment.settings)
 
 
-def _is_same(policy: CustomResource | None, previous: CustomResource | None) -> bool:
+def _has_same_spec(policy: CustomResource | None, previous: CustomResource | None) -> bool:
     return policy.has_same_spec(previous) if policy else previous is None
 
 

@@ -35,10 +35,9 @@ def member_problems(pods: GroupPods, key_problems: Sequence[Finding] = ()) -> li
     unsigned = [name for name, state in pods.items() if not (state.has_key or state.pod.ended)]
     if unsigned:
         examples = _first_names(unsigned)
-        message = f"{len(unsigned)} members, such as {examples}, do not mount the group's key, so any client can"
-        problems.append(
-            Finding(Reason.UNSIGNED_MEMBERS, f"{message} drain them; change the template, or run rota inject again")
-        )
+        message = f"{len(unsigned)} members, such as {examples}, do not mount the group's key, so any client can drain"
+        message += " them; change the template, or run rota inject again"
+        problems.append(Finding(Reason.UNSIGNED_MEMBERS, message))
     return problems
 
 

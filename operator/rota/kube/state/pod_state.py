@@ -41,8 +41,8 @@ class Restarts:
     def record_end(self, report: Report | None, process_ended_at: float, now: float) -> None:
         """Record when a process last ended; like the start in the report, this time is by the node's clock."""
         self.last_end = process_ended_at
-        is_earlier = process_ended_at <= self.earlier_end
-        if is_earlier or not (report and 0 < report.started < process_ended_at):
+        is_new_end = process_ended_at > self.earlier_end  # not that of a process before the one that responds
+        if not (is_new_end and report and 0 < report.started < process_ended_at):
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
@@ -65,7 +65,7 @@ def is_later_process(previous: Report | None, report: Report) -> bool:
 
 @dataclass(slots=True)
 class PodState:
-    """State of one pod, and since when each part of it holds."""
+    """State of one pod, and since when each part of it holds, on the event loop's clock."""
 
     pod: Pod
     first_seen: float
@@ -79,7 +79,7 @@ class PodState:
     ignored_since: float | None = None  # since when its responses are ignored
     ignored_reason: Reason | None = None  # why its last response was ignored; the previous report is kept
     unauthenticated_since: float | None = None  # of a force-deleted pod: since when no authenticated response came
-    cut_off_since: dict[str, float] = field(default_factory=dict)
+    cut_off_since: dict[str, float] = field(default_factory=dict)  # by broker that it reports as unreachable
     lost_label: bool = False  # it has lost the group's label: it consumes until revoked, but is no member any more
     restarts: Restarts = field(default_factory=Restarts)
     is_force_deleted: bool = False  # it was force-deleted: its object is gone, but its sidecar responds
@@ -101,9 +101,8 @@ class PodState:
             self.terminating_since = now
         self.pod = pod
         self.lost_label = pod.labelled_group != pod.mounted_group
-        self.restarts.record_end(
-            self.decoded_report.report if self.decoded_report else None, self.pod.status.process_ended_at, now
-        )
+        report = self.decoded_report.report if self.decoded_report else None
+        self.restarts.record_end(report, pod.status.process_ended_at, now)
 
     def record_report(
         self, report: Report | None, now: float, requested_at: float, ignored_reason: Reason | None = None
@@ -172,9 +171,9 @@ class PodState:
     @property
     def reachable_brokers(self) -> frozenset[str]:
         """The brokers that it reports as reachable; none while it is not Ready or does not respond."""
-        is_responding = self.is_counted and self.pod.ready and self.decoded_report and self.unreachable_since is None
-        brokers = self.decoded_report.report.brokers if is_responding and self.decoded_report else {}
-        return frozenset(broker for broker, reachable in brokers.items() if reachable)
+        is_working = self.is_counted and self.pod.ready and self.unreachable_since is None
+        brokers = self.decoded_report.report.brokers if is_working and self.decoded_report else {}
+        return frozenset(broker for broker, is_reachable in brokers.items() if is_reachable)
 
     def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> planner.PodSnapshot:
         """Return the planner's view of it; `reached_since`: since when at least one member reaches each broker."""
@@ -218,16 +217,16 @@ class GroupPods(dict[str, PodState]):
         self.surplus: set[str] = set()  # names of pods above the limit: they are not polled and get no queues
         self.missing: set[Holder] = set()  # left the watch: deleted, or without the label; must be read
         self.replaced: dict[Holder, PodState] = {}  # deleted pods that may still run, though a new pod has the name
-        self.deleted_uids: set[str] = set()  # uids of deleted pods
-        self.to_verify: tuple[Holder, ...] = ()  # the planner asks whether these pods exist
+        self.deleted_uids: set[str] = set()
+        self.verify_ended: tuple[Holder, ...] = ()  # to be read, as the last plan asks: the watch does not report them
         self.deleted_client_ids: dict[str, str] = {}  # client ids of deleted pods, by uid
         self.delivery_tracker = DeliveryTracker()
 
     def reset_reports(self) -> None:
         """Forget reports and their timers: leadership has changed, or the ConsumerGroup was recreated."""
         for state in chain(self.values(), self.replaced.values()):
-            state.decoded_report = state.offsets = state.unreachable_since = None
-            state.ignored_reason = state.handled_notices = None
+            state.decoded_report = state.offsets = None
+            state.unreachable_since = state.ignored_reason = state.handled_notices = None
             state.cut_off_since = {}
         self.delivery_tracker.clear()
 
@@ -241,16 +240,20 @@ class GroupPods(dict[str, PodState]):
             self._mark_replaced(state)
             state = None
         if pod.mounted_group != self._group:
-            (self.without_sidecar.add if pod.labelled_group == self._group else self.without_sidecar.discard)(name)
+            self.without_sidecar.discard(name)
+            if pod.labelled_group == self._group:
+                self.without_sidecar.add(name)
             return
-        if state is None and pod.labelled_group != self._group and not self._is_assigned(pod):
+        is_new = state is None and not self._is_assigned(pod)
+        if is_new and pod.labelled_group != self._group:
             return
-        if state is None and not (self.has_capacity or self._is_assigned(pod)):
+        if is_new and not self.has_capacity:
             self.surplus.add(name)
             return
         self.surplus.discard(name)
         if state is None:
-            state = self[name] = PodState(pod, now, now, now, on_report=self._track_report)
+            state = PodState(pod, now, now, now, on_report=self._track_report)
+            self[name] = state
         state.update_pod(pod, now)
 
     @property
@@ -325,7 +328,7 @@ class GroupPods(dict[str, PodState]):
         state = self._state_of(holder)
         if state is None:
             return
-        state.pod = pod  # its last state
+        state.pod = pod  # as it was at the end
         if pod.stopped:
             self.mark_deleted(pod)
         elif not read_later:
@@ -337,7 +340,7 @@ class GroupPods(dict[str, PodState]):
     def unwatched(self) -> set[Holder]:
         """Pods that no watch reports, so that each must be read."""
         unlabelled = {Holder(name, state.pod.metadata.uid) for name, state in self.items() if state.lost_label}
-        return self.missing | unlabelled | set(self.to_verify)
+        return self.missing | unlabelled | set(self.verify_ended)
 
     def apply_read(self, holder: Holder, pod: Pod | None, now: float) -> None:
         """Handle the result of reading a pod: the pod with that uid, another pod of its name, or None."""

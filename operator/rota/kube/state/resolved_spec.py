@@ -21,24 +21,24 @@ def resolve_spec(body: CustomResource, policy: CustomResource | None) -> Resolve
     """Parse a group and the policy that it names; `policy` is None if it does not exist."""
     problems: list[Finding] = []
     spec: GroupSpec | None = None
-    rules: PolicySpec | None = PolicySpec()
+    policy_spec: PolicySpec | None = PolicySpec()
     try:
         spec = parse_group(_spec_mapping(body, "shorten spec.template"))
     except InvalidSpecError as mistake:
         problems.append(Finding(Reason.INVALID_SPEC, str(mistake)))
     policy_name = spec.policy_ref.name if spec and spec.policy_ref else None
     if policy_name and policy is None:
-        rules = None
-        text = f"RebalancePolicy {policy_name}, which spec.policyRef names, does not exist; until it does, queues keep"
-        text += " their owners, and an unowned queue is assigned only if its member has ended"
-        problems.append(Finding(Reason.MISSING_POLICY, text))
+        policy_spec = None
+        message = f"RebalancePolicy {policy_name}, which spec.policyRef names, does not exist; until it does, queues"
+        message += " keep their owners, and an unowned queue is assigned only if its member has ended"
+        problems.append(Finding(Reason.MISSING_POLICY, message))
     elif policy_name and policy:
         try:
-            rules = policy_of_resource(policy)
+            policy_spec = policy_of_resource(policy)
         except InvalidSpecError as mistake:
-            rules = None
+            policy_spec = None
             problems.append(Finding(Reason.INVALID_POLICY, f"RebalancePolicy {policy_name}: {mistake}"))
-    return ResolvedSpec(spec, rules, tuple(problems))
+    return ResolvedSpec(spec, policy_spec, tuple(problems))
 
 
 def policy_of_resource(body: CustomResource) -> PolicySpec:

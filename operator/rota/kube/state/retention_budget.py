@@ -14,9 +14,8 @@ class RetentionBudget:
     def __init__(self, total_bytes: float | None = None, uncounted_bytes: int = 0) -> None:
         """`total_bytes` defaults to a quarter of the container's memory; objects up to `uncounted_bytes` are free."""
         self._uncounted_bytes = uncounted_bytes
-        self._total_bytes = (
-            min(MAX_BYTES, memory_limit_bytes() * _MEMORY_FRACTION) if total_bytes is None else total_bytes
-        )
+        default_bytes = min(MAX_BYTES, memory_limit_bytes() * _MEMORY_FRACTION)
+        self._total_bytes = default_bytes if total_bytes is None else total_bytes
         self._used_by_namespace: dict[str, int] = {}
 
     @property

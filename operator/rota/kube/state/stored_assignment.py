@@ -1,7 +1,7 @@
 """Stored assignment of a group: the ConfigMap `<group>-rota`, parsed, and its problems."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
@@ -13,7 +13,7 @@ from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Finding, Holder, Queue, Reason
 
 MAX_EARLY_BYTES = 32 * 2**20  # of assignments that arrive before their groups, as happens at startup
-MAX_SETTINGS_BYTES = 64 * 1024  # longer ones were not written by an operator, and are replaced
+MAX_SETTINGS_BYTES = 64 * 1024  # longer settings were not written by an operator: they are ignored and replaced
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class StoredAssignment:
     resource_version: str = ""
     version_number: int = 0
     document: Assignment | None = None
-    damage: str = ""
-    settings: str = ""
+    damage: str = ""  # why it cannot be decoded: the planner recovers it
+    settings: str = ""  # for the sidecars, next to the document
     problems: tuple[Finding, ...] = ()
-    is_ours: bool = True
+    is_ours: bool = True  # whether the group may write it
 
     @cached_property
     def brokers_by_topic(self) -> dict[str, set[str]]:
@@ -64,10 +64,7 @@ class StoredAssignment:
     @cached_property
     def uids(self) -> frozenset[str]:
         """The uids of the pods that it names."""
-        if self.document is None:
-            return frozenset()
-        members = (share.uid for share in self.document.members.values())
-        return frozenset(chain(members, (release.holder.uid for release in self.document.releasing.values())))
+        return frozenset(holder.uid for holder in self.holders)
 
     @property
     def queue_counts(self) -> list[dict[str, int]]:
@@ -110,29 +107,26 @@ class AssignmentLimits:
 
 def parse_stored_assignment(config_map: ConfigMap, group: str, uid: str) -> StoredAssignment:
     """Parse the assignment of the group with that name and uid."""
-    version = config_map.metadata.resource_version
-    number = config_map.metadata.version_number
+    metadata = config_map.metadata
+    unread = StoredAssignment(metadata.resource_version, metadata.version_number)
     if not _belongs_to(config_map, group, uid):
-        message = f"The ConfigMap {config_map.metadata.name} is not owned by this group; delete it or rename the group"
-        return StoredAssignment(version, number, is_ours=False, problems=(Finding(Reason.RESOURCE_CONFLICT, message),))
-    text: str | bytes = config_map.data.get(PLAIN_KEY) or config_map.binary_data.get(GZIP_KEY) or ""
+        message = f"The ConfigMap {metadata.name} is not owned by this group; delete it or rename the group"
+        return replace(unread, is_ours=False, problems=(Finding(Reason.RESOURCE_CONFLICT, message),))
     settings = config_map.data.get(SETTINGS_KEY, "")
-    usable = settings if len(settings) <= MAX_SETTINGS_BYTES else ""
-    if config_map.metadata.labels.get(GROUP_LABEL) != group:  # which the watch selects by
-        return StoredAssignment(
-            version, number, damage=f"The assignment's ConfigMap has lost its label {GROUP_LABEL}", settings=usable
-        )
+    if len(settings) <= MAX_SETTINGS_BYTES:
+        unread = replace(unread, settings=settings)
+    if metadata.labels.get(GROUP_LABEL) != group:  # the watch selects by this label, so it does not report changes
+        return replace(unread, damage=f"The assignment's ConfigMap has lost its label {GROUP_LABEL}")
+    text: str | bytes = config_map.data.get(PLAIN_KEY) or config_map.binary_data.get(GZIP_KEY) or ""
     try:
-        return StoredAssignment(version, number, decode_assignment(text), settings=usable)
+        return replace(unread, document=decode_assignment(text))
     except UnsupportedSchemaError as error:
-        return StoredAssignment(
-            version, number, settings=usable, problems=(Finding(Reason.UNSUPPORTED_ASSIGNMENT, str(error)),)
-        )
+        return replace(unread, problems=(Finding(Reason.UNSUPPORTED_ASSIGNMENT, str(error)),))
     except ValueError as error:
-        return StoredAssignment(version, number, damage=str(error), settings=usable)
+        return replace(unread, damage=str(error))
 
 
 def _belongs_to(config_map: ConfigMap, group: str, uid: str) -> bool:
     """Whether a ConfigMap is the group's: owned by it, or labelled without any owner, as one restored by hand."""
-    labelled = config_map.metadata.labels.get(GROUP_LABEL) == group
-    return config_map.metadata.is_owned_by(uid) or (labelled and not config_map.metadata.owner_references)
+    is_labelled = config_map.metadata.labels.get(GROUP_LABEL) == group
+    return config_map.metadata.is_owned_by(uid) or (is_labelled and not config_map.metadata.owner_references)

@@ -4,7 +4,7 @@ The lines come from the journal records of a reconcile, so that log and journal 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rota.handover import Act
@@ -24,16 +24,16 @@ class ChangeLog:
     def __init__(self) -> None:
         self._members: dict[ObjectKey, Mapping[str, str]] = {}  # member states by pod name
 
-    def forget_groups(self, is_known: Callable[[ObjectKey], bool]) -> None:
-        """Forget groups that were deleted, or that another operator leads."""
-        self._members = {key: members for key, members in self._members.items() if is_known(key)}
+    def forget(self, key: ObjectKey) -> None:
+        """Forget a deleted group."""
+        self._members.pop(key, None)
 
-    def write(self, key: ObjectKey, records: Iterable[Mapping[str, Any]], last_rebalance_at: str) -> None:
-        """Log what the records say; `last_rebalance_at` is the start time of the group's last rebalance."""
+    def write(self, key: ObjectKey, records: Iterable[Mapping[str, Any]], rebalance_started_at: str) -> None:
+        """Log what the records say; `rebalance_started_at` is the start of the group's last rebalance, or empty."""
         for record in records:
             match record["kind"]:
                 case "plan":
-                    self._log_assignment(key, record, starts_rebalance=record["at"] == last_rebalance_at)
+                    self._log_assignment(key, record, starts_rebalance=record["at"] == rebalance_started_at)
                 case "membership":
                     states = {name: pod["standing"] for name, pod in record["members"].items()}
                     self._log_members(key, record["generation"], states)
@@ -41,7 +41,7 @@ class ChangeLog:
                     self._log_forced_grant(key, record)
                 case "rebalance":
                     self._log_rebalance_end(key, record)
-                case "verdict":
+                case "verdict":  # of a condition, not of a queue's lag
                     self._log_condition(key, record)
 
     @staticmethod

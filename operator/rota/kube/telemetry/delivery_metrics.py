@@ -13,7 +13,8 @@ DeliveryReader = Callable[[GroupDeliveries, float], MetricSamples]
 def _attempts(deliveries: GroupDeliveries, _: float) -> MetricSamples:
     for topic, totals in _topics(deliveries):
         yield (topic, DeliveryOutcome.DONE.value), totals.done
-        yield from (((topic, str(outcome)), number) for outcome, number in [*totals.failures.items()])
+        for outcome, number in [*totals.failures.items()]:  # a copy, as in _topics
+            yield (topic, str(outcome)), number
 
 
 def _total_field(field: str) -> DeliveryReader:
@@ -37,47 +38,48 @@ def _delayed_messages(deliveries: GroupDeliveries, _: float) -> MetricSamples:
     yield (), deliveries.delayed_messages
 
 
-DELIVERY_METRICS: tuple[tuple[str, str, Labels, DeliveryReader], ...] = (
+# Name, help text, reader of samples, labels.
+DELIVERY_METRICS: tuple[tuple[str, str, DeliveryReader, Labels], ...] = (
     (
         "rota_deliveries_total",
         "Attempts to deliver a message, by outcome: done, a status or its class, timeout, refused and others.",
-        ("topic", "outcome"),
         _attempts,
+        ("topic", "outcome"),
     ),
     (
         "rota_delivery_first_attempts_total",
         "Messages whose first attempt ended.",
-        ("topic",),
         _total_field("first_attempts"),
+        ("topic",),
     ),
     (
         "rota_delivery_in_flight_seconds_total",
         "Seconds that messages spent at the app, summed over messages; its rate is the mean number of messages there.",
-        ("topic",),
         _total_field("in_flight_seconds"),
+        ("topic",),
     ),
     (
         "rota_delivery_active_seconds_total",
         "Seconds for which members measured queues, summed over queues.",
-        ("topic",),
         _total_field("active_seconds"),
+        ("topic",),
     ),
     (
         "rota_delivery_backlog_seconds_total",
         "The part of rota_delivery_active_seconds_total in which fetched messages waited for the app.",
-        ("topic",),
         _total_field("backlog_seconds"),
+        ("topic",),
     ),
     (
         "rota_delivery_failed_ratio",
         "The share of attempts that failed in the last 5 minutes; absent if there were none.",
-        (),
         _failed_ratio,
+        (),
     ),
     (
         "rota_delayed_messages",
         "Messages that failed and that brokers delay until their next attempt, as members estimate it.",
-        (),
         _delayed_messages,
+        (),
     ),
 )

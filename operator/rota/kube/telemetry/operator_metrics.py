@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rota.aio import yield_periodically
+from rota.aio import loop_time, yield_periodically
 from rota.kube.client.objects import ObjectKey
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.rebalance import Rebalance
@@ -12,7 +12,7 @@ from rota.kube.telemetry.group_gauges import GROUP_LABELS, GroupFacts, group_gau
 from rota.kube.telemetry.rebalances import RebalanceChange, RebalanceTracker
 from rota.metrics import GroupCounter, Labels, Metric, Metrics, MetricsFormat
 from rota.model import Holder, Reason, ReasonKind, reasons_of_kind
-from rota.redelivery import Redelivery, RedeliveryCause
+from rota.redelivery import RedeliveryCause
 
 DURATION_BUCKETS_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
@@ -85,11 +85,9 @@ class OperatorMetrics:
         )
         self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "Seconds that one plan took.")
         self._writes = metrics.counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
-        self._declare_operator_metrics(is_leading, dropped_records, version)
+        self._declare_operator_metrics(dropped_records, version)
 
-    def _declare_operator_metrics(
-        self, is_leading: Callable[[], bool], dropped_records: Callable[[], int], version: str
-    ) -> None:
+    def _declare_operator_metrics(self, dropped_records: Callable[[], int], version: str) -> None:
         """Declare the metrics of the operator itself, which are computed at each scrape."""
         add = self._metrics.add_computed
         add(
@@ -98,7 +96,7 @@ class OperatorMetrics:
         )
         missing = "Records missing in the journal because its disk is full or too slow."
         add(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): dropped_records()})
-        add(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(is_leading())})
+        add(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(self._is_leading())})
         build_info = Metric("rota_build_info", "Always 1; the label has the version.", ("version",))
         add(build_info, lambda: {(version,): 1})
 
@@ -144,11 +142,6 @@ class OperatorMetrics:
             self._rebalance_seconds.labels(*key).observe(ended_rebalance.seconds or 0.0, exemplar)
         return change
 
-    def record_redelivered(self, key: ObjectKey, redelivered: Sequence[Redelivery]) -> None:
-        """Count the messages that were redelivered because queues changed owners."""
-        for entry in redelivered:
-            self.count_redelivered(key, entry.cause, entry.messages)
-
     def count_redelivered(self, key: ObjectKey, cause: RedeliveryCause, messages: int) -> None:
         """Count redelivered messages of a group."""
         self._initialize_series(key)
@@ -170,15 +163,20 @@ class OperatorMetrics:
         for histogram in (self._rebalance_seconds, self._handover_seconds):
             histogram.labels(*key)
 
-    def forget_groups(self, is_known: Callable[[ObjectKey], bool]) -> None:
-        """Drop the series of groups that were deleted, or that another operator reports."""
-        self.trackers = {key: tracker for key, tracker in self.trackers.items() if is_known(key)}
-        for key in [key for key in self._initialized if not is_known(key)]:
+    def forget(self, key: ObjectKey) -> None:
+        """Drop the series of a deleted group."""
+        self.trackers.pop(key, None)
+        if key in self._initialized:
             self._initialized.remove(key)
             for histogram in (self._rebalance_seconds, self._handover_seconds):
                 histogram.remove(*key)
             for counter in (self._rebalances, self._moved, self._gate_held, self._redelivered):
                 counter.forget(key)
+
+    def clear(self) -> None:
+        """Drop the series of all groups: another operator reports them."""
+        for key in {*self.trackers, *self._initialized}:
+            self.forget(key)
 
     # Rendering.
 
@@ -186,11 +184,12 @@ class OperatorMetrics:
         """Render all metrics. 100,000 queues take a while: groups are collected in slices, and rendered in a thread."""
         self._watch_ages = {(kind,): age for kind, age in self._read_watch_ages().items()}
         if not self._is_leading():
-            self.forget_groups(lambda _: False)
+            self.clear()
             return self._metrics.render(style)
         keys = {*groups.keys()}
-        self.forget_groups(keys.__contains__)
-        now = asyncio.get_running_loop().time()
+        for key in {*self.trackers, *self._initialized} - keys:
+            self.forget(key)
+        now = loop_time()
         facts = [(key, fact) async for key in yield_periodically(sorted(keys)) if (fact := groups.facts_of(key))]
         return await asyncio.to_thread(self._render, facts, now, style)
 

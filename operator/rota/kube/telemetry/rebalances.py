@@ -2,13 +2,17 @@
 
 A queue's handover starts when the queue is revoked from its holder, and completes when the next owner reports that it
 obeys the document that grants it. Handovers in progress at the first plan are not counted: their start is not known.
+So one stored document opens handovers (queues that it adds to `releasing`), a later one grants them (an owner that it
+gives to the queue), and members' reports complete them. A queue without a previous owner is opened by its grant.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec import structs
 
 from rota.documents import Assignment
 from rota.kube.state.rebalance import Rebalance
@@ -62,7 +66,7 @@ class _OpenHandover:
 
     previous_owner: Holder | None
     revoked_at: float
-    next_owner: Holder | None = None
+    next_owner: Holder | None = None  # None until the queue is granted
     generation: int = 0  # of the document that grants the queue
     granted_at: float = 0.0
     is_forced: bool = False
@@ -74,15 +78,15 @@ class RebalanceTracker:
 
     last_plan: Plan = field(default_factory=Plan)
     rebalances: deque[Rebalance] = field(default_factory=lambda: deque(maxlen=MAX_REBALANCES))  # newest first
-    unowned_seconds: float = 0.0  # queue-seconds
-    contested_seconds: float = 0.0
+    unowned_seconds: float = 0.0  # queue-seconds without an owner
+    contested_seconds: float = 0.0  # queue-seconds in which two members may have consumed a queue
     _document: Assignment | None = None
     _open_handovers: dict[Queue, _OpenHandover] = field(default_factory=dict)
     _saw_start: bool = False  # whether the present rebalance began under observation
-    _longest_seconds: float = 0.0  # seconds of its longest handover
+    _longest_seconds: float = 0.0  # of the present rebalance: the duration of its longest handover
     _slowest: list[QueueHandover] = field(default_factory=list)  # of the present rebalance
     _handover_count: int = 0
-    _counted_until: float | None = None
+    _counted_until: float | None = None  # until when queue-seconds are counted; None before the first plan
 
     def record_plan(
         self, plan: Plan, document: Assignment | None, obeyed_generations: Mapping[Holder, int], now: float
@@ -94,20 +98,20 @@ class RebalanceTracker:
         self.last_plan = replace(plan, document=None, config_map_data={}, journal_records=())
         moved, forced = self._apply_document(document, now) if document else (0, 0)
         completed = tuple(self._complete_handovers(obeyed_generations, now))
-        self._longest_seconds = max(
-            [self._longest_seconds, *(handover.seconds for handover in completed if handover.previous_owner)]
-        )
+        durations = [handover.seconds for handover in completed if handover.previous_owner]
+        self._longest_seconds = max([self._longest_seconds, *durations])
         gate_reason = plan.hold.reason if plan.hold else None
         previous_reason = previous.hold.reason if previous.hold else None
         if is_first or gate_reason in {previous_reason, Reason.NOTHING_WOULD_CHANGE}:
             gate_reason = None
-        rebalance = self._update_rebalance(plan, forced, completed)
-        ended = rebalance.rebalance if rebalance and self._saw_start else None
-        return RebalanceChange(moved, completed, ended, gate_reason, rebalance)
+        completed_rebalance = self._update_rebalance(plan, forced, completed)
+        # Without its start, the duration of a rebalance is not measured here, so metrics do not count it.
+        ended = completed_rebalance.rebalance if completed_rebalance and self._saw_start else None
+        return RebalanceChange(moved, completed, ended, gate_reason, completed_rebalance)
 
     def count_seconds(self, now: float) -> None:
         """Add the time since the last call to the queue-seconds of unowned and of contested queues."""
-        seconds = now - (now if self._counted_until is None else self._counted_until)
+        seconds = 0.0 if self._counted_until is None else now - self._counted_until
         self._counted_until = now
         self.unowned_seconds += seconds * self.last_plan.status.get("unownedQueues", 0)
         self.contested_seconds += seconds * (len(self._document.forced) if self._document else 0)
@@ -119,9 +123,8 @@ class RebalanceTracker:
 
     def oldest_handover_seconds(self, now: float) -> float:
         """Return the age of the oldest handover in progress, in seconds; 0 without one."""
-        return max(
-            (now - entry.revoked_at for entry in self._open_handovers.values() if entry.previous_owner), default=0.0
-        )
+        started = [entry.revoked_at for entry in self._open_handovers.values() if entry.previous_owner]
+        return now - min(started, default=now)
 
     def _apply_document(self, new: Assignment, now: float) -> tuple[int, int]:
         """Open and grant handovers for a new document; return how many queues change owner, and how many by force."""
@@ -129,9 +132,9 @@ class RebalanceTracker:
         self._document = new
         if last is None or last.generation == new.generation:
             return 0, 0
-        if new.generation != last.generation + 1:  # recreated, or written by another operator meanwhile
+        if new.generation != last.generation + 1:  # recreated, or another operator wrote the documents in between
             self._open_handovers.clear()
-            if new.generation < last.generation:
+            if new.generation < last.generation:  # the ConsumerGroup was recreated
                 self.rebalances.clear()
             return 0, 0
         owned = owners_of(new)
@@ -148,7 +151,7 @@ class RebalanceTracker:
                 entry.generation = new.generation
                 entry.granted_at = now
                 entry.is_forced = queue in forced
-        # Drop cancelled handovers: the queue went back to its holder, or the group does not own it any more.
+        # Drop cancelled handovers: the queue went back to its holder, or the group does not consume it any more.
         self._open_handovers = {
             queue: entry
             for queue, entry in self._open_handovers.items()
@@ -161,16 +164,9 @@ class RebalanceTracker:
         for queue, entry in list(self._open_handovers.items()):
             if entry.next_owner and obeyed_generations.get(entry.next_owner, 0) >= entry.generation:
                 del self._open_handovers[queue]
-                yield QueueHandover(
-                    queue,
-                    entry.previous_owner,
-                    entry.next_owner,
-                    entry.revoked_at,
-                    entry.granted_at,
-                    now,
-                    entry.is_forced,
-                    entry.generation,
-                )
+                owners = (entry.previous_owner, entry.next_owner)
+                times = (entry.revoked_at, entry.granted_at, now)
+                yield QueueHandover(queue, *owners, *times, entry.is_forced, entry.generation)
 
     def _update_rebalance(
         self, plan: Plan, forced: int, completed: tuple[QueueHandover, ...]
@@ -184,33 +180,28 @@ class RebalanceTracker:
             self._longest_seconds = 0.0
             self._slowest = []
             self._handover_count = 0
-            records = [
-                line for line in plan.journal_records if line.get("kind") == "plan" and line.get("at") == status["at"]
-            ]
-            plan_record: Mapping[str, Any] = records[0] if records else {}  # empty if that plan was not seen
+            records = [line for line in plan.journal_records if line.get("kind") == "plan"]
+            plan_record = next((line for line in records if line.get("at") == status["at"]), {})  # {}: it was not seen
             self._saw_start = bool(plan_record)
             generation = plan_record.get("generation", plan.status.get("generation", 0))
-            last = Rebalance(status["reason"], str(plan_record.get("message", "")), status["at"], generation)
+            message = str(plan_record.get("message", ""))
+            last = Rebalance(reason=status["reason"], message=message, at=status["at"], generation=generation)
             self.rebalances.appendleft(last)
             if "seconds" in status and not plan_record:  # it completed before the first plan seen here
-                self.rebalances[0] = _updated_rebalance(last, status, 0, None)
+                self.rebalances[0] = structs.replace(last, moved=status["moved"], seconds=status["seconds"])
                 return None
         if completed:
             self._handover_count += len(completed)
-            self._slowest = nlargest(
-                MAX_HANDOVERS, [*self._slowest, *completed], key=lambda move: (move.is_forced, move.seconds)
-            )
+            handovers = [*self._slowest, *completed]
+            self._slowest = nlargest(MAX_HANDOVERS, handovers, key=lambda move: (move.is_forced, move.seconds))
+        seconds = status.get("seconds")
+        updated = structs.replace(last, moved=status["moved"], forced=last.forced + forced, seconds=seconds)
         is_completed = last.seconds is None and "seconds" in status
-        longest = (round(self._longest_seconds, 3) or None) if is_completed else last.longest  # None: no queue moved
-        self.rebalances[0] = _updated_rebalance(last, status, last.forced + forced, longest)
+        if is_completed:
+            updated = structs.replace(updated, longest=round(self._longest_seconds, 3) or None)  # None: no queue moved
+        self.rebalances[0] = updated
         if not is_completed:
             return None
         slowest = tuple(self._slowest)
         self._slowest = []
-        return CompletedRebalance(self.rebalances[0], slowest, self._handover_count)
-
-
-def _updated_rebalance(last: Rebalance, status: Mapping[str, Any], forced: int, longest: float | None) -> Rebalance:
-    return Rebalance(
-        last.reason, last.message, last.at, last.generation, status["moved"], forced, status.get("seconds"), longest
-    )
+        return CompletedRebalance(updated, slowest, self._handover_count)

@@ -1,6 +1,6 @@
 """Counts messages that arrive in groups' retry topics: members sent them back, and brokers deliver them again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -11,7 +11,7 @@ class RetryTracker:
         self._last_ends: dict[str, dict[tuple[str, int], int]] = {}
 
     def count_new_retries(self, record: Mapping[str, Any], retry_topic: str) -> int:
-        """Return how many messages arrived since the group's last `offsets` record; 0 for a queue's first end."""
+        """Return how many messages arrived since the group's last record; 0 for a queue's first end, or a lower one."""
         group = record["group"]
         brokers = record["topics"].get(retry_topic, {})
         ends = {
@@ -23,6 +23,6 @@ class RetryTracker:
         self._last_ends[group] = last_ends | ends
         return sum(max(0, end - last_ends.get(queue, end)) for queue, end in ends.items())
 
-    def forget_groups(self, is_known: Callable[[str], bool]) -> None:
-        """Forget groups that were deleted, or that another operator counts."""
-        self._last_ends = {group: ends for group, ends in self._last_ends.items() if is_known(group)}
+    def forget(self, group: str) -> None:
+        """Forget a deleted group."""
+        self._last_ends.pop(group, None)

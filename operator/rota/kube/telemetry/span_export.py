@@ -14,7 +14,8 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from rota.kube.telemetry.traces import SpanNode, Trace, build_spans, trace_id
 from rota.otlp import to_nanoseconds
 
-# Spans, 2.8 kB each; a rebalance has up to 601, so the SDK's 2,048 are three large rebalances.
+# Spans of 2.8 kB. A rebalance has up to 601 (3 for each of MAX_HANDOVERS, and the root): the SDK's default of 2,048
+# would hold three large rebalances.
 MAX_QUEUED_SPANS = 16_384
 GRPC_MODULE = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 
@@ -41,14 +42,14 @@ class SpanRecorder:
         self._provider.shutdown()
 
     def _record(self, node: SpanNode, context: Context) -> None:
-        span = self._tracer.start_span(
-            node.name, context, attributes=node.attributes, start_time=to_nanoseconds(node.start)
-        )
+        """Pass a span and its children; the SDK takes a child's parent from the context."""
+        start_time = to_nanoseconds(node.start)
+        span = self._tracer.start_span(node.name, context, attributes=node.attributes, start_time=start_time)
         if node.error:
             span.set_status(Status(StatusCode.ERROR, node.error))
-        within = set_span_in_context(span, context)
+        context_of_children = set_span_in_context(span, context)
         for child in node.children:
-            self._record(child, within)
+            self._record(child, context_of_children)
         span.end(to_nanoseconds(node.end))
 
 

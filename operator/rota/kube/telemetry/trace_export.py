@@ -1,13 +1,12 @@
 """Exports traces of rebalances by OTLP. `span_export` needs OpenTelemetry's SDK, which is an optional extra."""
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from rota.aio import call_in_thread
+from rota.aio import call_in_thread, loop_time
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.rebalances import RebalanceChange
 from rota.kube.telemetry.traces import Trace, build_trace, trace_id
@@ -37,10 +36,11 @@ def open_recorder(environment: Mapping[str, str], identity: str, version: str) -
 
     Raise ValueError for invalid variables. The SDK itself reads them from the process's environment.
     """
-    settings = {name: text for name, value in environment.items() if (text := value.strip())}  # empty counts as unset
+    stripped = {name: value.strip() for name, value in environment.items()}
+    settings = {name: value for name, value in stripped.items() if value}  # an empty variable counts as unset
     name, url = _find_variable(settings, "ENDPOINT")
-    disabled = settings.get("OTEL_SDK_DISABLED", "").lower() == "true" or settings.get("OTEL_TRACES_EXPORTER") == "none"
-    if not url or disabled:
+    is_sdk_disabled = settings.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if not url or is_sdk_disabled or settings.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     _check_url(name, url)
     _check_headers(*_find_variable(settings, "HEADERS"))
@@ -76,8 +76,9 @@ class TraceExporter:
         """Export the rebalance of a group that a plan has completed, if any."""
         if not self._recorder or not change.completed:
             return
-        if ended := build_trace(key, change.completed, time.time() - asyncio.get_running_loop().time()):
-            self._recorder.record(ended)
+        clock_origin = time.time() - loop_time()
+        if trace := build_trace(key, change.completed, clock_origin):
+            self._recorder.record(trace)
 
     async def close(self) -> None:
         """Send the queued spans within CLOSE_SECONDS: an unresponsive receiver must not delay the process's end."""
@@ -87,14 +88,14 @@ class TraceExporter:
 
 def _find_variable(settings: Mapping[str, str], suffix: str) -> tuple[str, str]:
     """Return name and value of a setting's variable: the one for traces, or else the one for all signals."""
-    name = next(
-        (prefix + suffix for prefix in (_TRACES_PREFIX, _OTLP_PREFIX) if prefix + suffix in settings),
-        _OTLP_PREFIX + suffix,
-    )
+    name = _TRACES_PREFIX + suffix
+    if name not in settings:
+        name = _OTLP_PREFIX + suffix
     return name, settings.get(name, "")
 
 
 def _with_path(url: str) -> str:
+    """Return the URL for traces, as OpenTelemetry derives it from the one for all signals."""
     parts = urlsplit(url)
     return parts._replace(path=f"{parts.path.rstrip('/')}/v1/traces").geturl()
 

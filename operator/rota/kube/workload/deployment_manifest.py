@@ -29,9 +29,11 @@ def build_manifest(
     digest = _template_digest(template, sidecar)
     part = build_part(template, name, sidecar)
     mark = digest + _DIGEST_SUFFIX
-    if current and not spec.sidecar.auto_upgrade and (existing := _part_if_unchanged(current, digest)):
-        part = existing
-        mark = annotations_of(current)[TEMPLATE_DIGEST_ANNOTATION]
+    if current and not spec.sidecar.auto_upgrade:
+        existing_part = _part_if_unchanged(current, digest)
+        if existing_part:
+            part = existing_part
+            mark = annotations_of(current)[TEMPLATE_DIGEST_ANNOTATION]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -74,7 +76,8 @@ def owner_reference(body: CustomResource) -> JsonObject:
 def _template_digest(template: JsonObject, sidecar: SidecarSpec) -> str:
     """Return a digest of all that the user can specify about the pods, so without the sidecar's version."""
     secrets = [sidecar.credentials_secret, sidecar.ca_secret]
-    if sidecar.client_secret:  # only if set: a new version of Rota must not roll pods that do not use it
-        secrets.append(sidecar.client_secret)
+    # Only if set: otherwise the digest would differ from those of earlier versions, and all pods would be rolled.
+    if sidecar.client_certificate_secret:
+        secrets.append(sidecar.client_certificate_secret)
     parts = [template, dict(sidecar.resources), secrets, grace_period(template["spec"], sidecar.drain_timeout)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

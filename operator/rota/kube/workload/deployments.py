@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Collection
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,17 +17,26 @@ from rota.kube.workload.member_keys import MemberKeys
 from rota.kube.workload.sidecar_container import SidecarSpec, default_image
 from rota.model import Finding, Reason, single_line
 from rota.spec import GroupSpec, InvalidSpecError
-from rota.spec.resolved import decode_drain_timeout
 
-_UNKNOWN_FIELD_TEXT = "failed to create typed patch object"  # the message for an unknown field, with status 500
+# The start of the message for an unknown field, which has status 500. The message continues:
+# (shop/orders; apps/v1, Kind=Deployment): .spec.template.spec.contaners: field not declared in schema
+_UNKNOWN_FIELD_TEXT = "failed to create typed patch object"
 _DISABLED_MESSAGE = (
     "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and add the"
     " sidecar to your own Deployment with rota inject"
 )
 
 
+_SyncResult = tuple[tuple[Finding, ...], int]  # problems, and the number of write requests
+
+
+class _AppliedManifest(NamedTuple):
+    digest: str  # of the manifest that was applied last
+    generation: int  # of the Deployment after it; while it is the same, no other client has changed the spec
+
+
 class Deployments:
-    """The Deployments that the operator runs for groups."""
+    """Writes the Deployments and Secrets of groups."""
 
     def __init__(self, api: Api, image: str = "", *, enabled: bool = True, keys: MemberKeys | None = None) -> None:
         """`image`: the sidecar image of new injections, by default that of this version."""
@@ -35,7 +45,7 @@ class Deployments:
         self._image = image or default_image()
         self._enabled = enabled
         self._observed: dict[ObjectKey, Deployment] = {}
-        self._applied: dict[ObjectKey, tuple[str, int]] = {}  # last applied digest, and its generation
+        self._applied: dict[ObjectKey, _AppliedManifest] = {}
 
     def on_upsert(self, observed: Deployment) -> bool:
         """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed."""
@@ -66,18 +76,18 @@ class Deployments:
         repeatedly. With a thousand new groups, the pokes left the API server no capacity for most of the Secrets.
         """
         if self._keys and unauthenticated_pods(group.pods):
-            await self._keys.sync_secret(group)
+            await self._keys.write_secret_if_due(group)
 
     async def sync(self, group: Group) -> int:
-        """Bring a group's Secret and Deployment up to date; return the number of writes."""
+        """Bring a group's Secret and Deployment up to date; return the number of write requests."""
         spec = group.resolved_spec.spec
         key = (group.namespace, group.name)
-        key_writes = await self._keys.sync(group) if self._keys else 0
+        key_writes = await self._keys.distribute(group) if self._keys else 0
         if spec is None or group.body is None or group.key_problems:  # new pods could not authenticate
             return key_writes
         generation = group.body.metadata.generation
-        # Set in one step: reconciles read it during the await.
-        group.deployment_problems, writes = await self._sync_deployment(group, spec, key)
+        problems, writes = await self._sync_deployment(group, spec, key)
+        group.deployment_problems = problems  # only now: reconciles during the await publish the previous ones
         group.rollout = AppliedTemplate(generation, is_rolling_out=self._is_rolling_out(key, spec))
         return key_writes + writes
 
@@ -85,14 +95,20 @@ class Deployments:
         current = self._observed.get(key)
         return current is not None and spec.template is not None and current.rollout is RolloutState.UNDER_WAY
 
-    async def _sync_deployment(self, group: Group, spec: GroupSpec, key: ObjectKey) -> tuple[tuple[Finding, ...], int]:
+    async def _sync_deployment(self, group: Group, spec: GroupSpec, key: ObjectKey) -> _SyncResult:
+        """Apply the Deployment, or delete the one of a group that has lost its template."""
         if not self._enabled:
             return ((Finding(Reason.TEMPLATE_REJECTED, _DISABLED_MESSAGE),) if spec.template else ()), 0
         current = self._observed.get(key)
-        is_ours = current is not None and current.metadata.is_owned_by(group.uid)
         if spec.template is None:
-            return (), await self._delete(current) if current and is_ours else 0
-        if current is None and key not in self._applied:  # without the label it is not watched
+            is_ours = current is not None and current.metadata.is_owned_by(group.uid)
+            writes = await self._delete(current) if current and is_ours else 0
+            return (), writes
+        return await self._apply_template(group, spec, key)
+
+    async def _apply_template(self, group: Group, spec: GroupSpec, key: ObjectKey) -> _SyncResult:
+        current = self._observed.get(key)
+        if current is None and key not in self._applied:  # one without the group's label exists unseen by the watch
             current = await self._read(key)
         if current and not current.metadata.is_owned_by(group.uid):
             message = f"The Deployment {group.name} is not owned by this group; delete it or rename the group"
@@ -100,6 +116,10 @@ class Deployments:
         try:
             writes = await self._apply(group, spec, current)
             return _rollout_problems(self._observed[key]), writes
+        except ConflictError:
+            # Read it before the caller tries again: if the group loses its template until then, it must be deleted.
+            await self._refresh(key)
+            raise
         except InvalidSpecError as mistake:
             message = str(mistake)
         except NoResponseError as error:
@@ -116,23 +136,26 @@ class Deployments:
                 return None
             raise
 
+    async def _refresh(self, key: ObjectKey) -> None:
+        latest = await self._read(key)
+        if latest:
+            self.on_upsert(latest)
+        else:
+            self._observed.pop(key, None)
+
     async def _apply(self, group: Group, spec: GroupSpec, current: Deployment | None) -> int:
-        """Apply the Deployment, unless it is still as last applied."""
+        """Apply the Deployment, unless it is still as last applied. Raise ConflictError if it has changed meanwhile."""
         assert group.body is not None  # noqa: S101 - only existing groups have a Deployment
         if current and current.is_too_large:
             message = f"The Deployment {group.name} has a spec of more than {MAX_DEPLOYMENT_BYTES:,} bytes"
             raise InvalidSpecError(f"{message}; shorten spec.template")
-        policy = group.resolved_spec.policy
         key = (group.namespace, group.name)
-        drain_timeout = (
-            policy.handover.drain_timeout if policy else decode_drain_timeout(group.stored_assignment.settings)
-        )
-        sidecar = SidecarSpec.from_spec(spec, self._image, drain_timeout)
+        sidecar = SidecarSpec.from_spec(spec, self._image, group.drain_timeout)
         manifest = build_manifest(group.body, spec, sidecar, _as_manifest(current) if current else None)
         digest = hashlib.sha256(msgspec.json.encode(manifest, order="deterministic")).hexdigest()
-        if current and self._applied.get(key) == (digest, current.metadata.generation):
+        if current and self._applied.get(key) == _AppliedManifest(digest, current.metadata.generation):
             return 0
-        if current:  # rejects the outdated apply of a deposed leader
+        if current:  # so that the API server rejects an apply for an outdated version, such as a deposed leader's
             manifest["metadata"]["resourceVersion"] = current.metadata.resource_version
         try:
             applied = await self._api.apply(object_path("deployments", *key), manifest, Deployment)
@@ -140,18 +163,13 @@ class Deployments:
             if not error.is_conflict:
                 raise
             self._applied.pop(key, None)
-            # Read it now: if the group loses its template meanwhile, the Deployment to delete must be known.
-            if latest := await self._read(key):
-                self.on_upsert(latest)
-            else:
-                self._observed.pop(key, None)
             raise ConflictError(str(error)) from None
-        self._applied[key] = (digest, applied.metadata.generation)
+        self._applied[key] = _AppliedManifest(digest, applied.metadata.generation)
         self._observed[key] = applied
         return 1
 
     async def _delete(self, current: Deployment) -> int:
-        """Delete the Deployment of a group that has no template any more."""
+        """Delete a Deployment; return the number of write requests."""
         try:
             await self._api.delete(object_path("deployments", *current.metadata.key), current.metadata.uid)
         except ApiError as error:
@@ -168,8 +186,9 @@ def _rollout_problems(applied: Deployment) -> tuple[Finding, ...]:
 
 
 def _rejection_cause(error: ApiError) -> str:
-    message, _, field = str(error).partition(_UNKNOWN_FIELD_TEXT)
-    return single_line(field.partition("): ")[2] or message)
+    """Return the error's message; of that for an unknown field, only the part from the field's path on."""
+    message, _, details = str(error).partition(_UNKNOWN_FIELD_TEXT)
+    return single_line(details.partition("): ")[2] or message)
 
 
 def _as_manifest(current: Deployment) -> dict[str, object]:

@@ -18,11 +18,11 @@ from rota.spec import InvalidSpecError
 IMAGE_ANNOTATION: Final = "rota.dev/sidecar"  # the injected image
 REVERSE_PATCH_ANNOTATION: Final = "rota.dev/before"  # the changes that are not recognised by name
 
-# Paths of the app containers' preStop request, which waits for the drain. That of earlier versions also started it.
+# Paths of the app containers' preStop request, which waits for the drain. The path of earlier versions also starts it.
 _DRAINED_PATH = "/v1/drained"
 _DRAIN_PATH = "/v1/drain"
-_DEFAULT_GRACE_SECONDS = 30  # of Kubernetes
-_AFTER_DRAIN_SECONDS = 15  # from the end of a drain to the end of the pod
+_DEFAULT_GRACE_SECONDS = 30  # terminationGracePeriodSeconds of a pod that specifies none
+_AFTER_DRAIN_SECONDS = 15  # for the containers to end after the drain
 
 
 def inject(pod_template: Mapping[str, Any], group: str, sidecar: SidecarSpec) -> JsonObject:
@@ -40,9 +40,8 @@ def remove_sidecar(pod_template: Mapping[str, Any]) -> JsonObject:
     template = dict(pod_template)
     if not _is_injected(template):
         return template
-    original: JsonObject = apply_patch(
-        _strip_sidecar(template), annotations_of(template).get(REVERSE_PATCH_ANNOTATION, "")
-    )
+    reverse_patch = annotations_of(template).get(REVERSE_PATCH_ANNOTATION, "")
+    original: JsonObject = apply_patch(_strip_sidecar(template), reverse_patch)
     return original
 
 
@@ -64,11 +63,9 @@ def with_sidecar(template: JsonObject, group: str, drain_timeout: float, part: S
         },
     }
     reverse_patch = make_patch(_strip_sidecar(injected_template), template)
-    return (
-        _with_metadata(injected_template, {}, {REVERSE_PATCH_ANNOTATION: reverse_patch})
-        if reverse_patch
-        else injected_template
-    )
+    if not reverse_patch:
+        return injected_template
+    return _with_metadata(injected_template, {}, {REVERSE_PATCH_ANNOTATION: reverse_patch})
 
 
 def _with_metadata(template: JsonObject, labels: Mapping[str, str], annotations: Mapping[str, str]) -> JsonObject:
@@ -83,13 +80,10 @@ def _with_metadata(template: JsonObject, labels: Mapping[str, str], annotations:
 
 def grace_period(spec: JsonObject, drain_timeout: float) -> JsonObject:
     """Return the field with a longer grace period if a drain would not fit into the current one, else nothing."""
-    current = spec.get("terminationGracePeriodSeconds")
+    specified = spec.get("terminationGracePeriodSeconds")
+    current = _DEFAULT_GRACE_SECONDS if specified is None else specified
     needed = math.ceil(drain_timeout) + _AFTER_DRAIN_SECONDS
-    return (
-        {"terminationGracePeriodSeconds": needed}
-        if (_DEFAULT_GRACE_SECONDS if current is None else current) < needed
-        else {}
-    )
+    return {"terminationGracePeriodSeconds": needed} if current < needed else {}
 
 
 def _with_drain_hook(container: JsonObject, path: str) -> JsonObject:
@@ -118,9 +112,8 @@ def annotations_of(body: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _find_sidecar(spec: Mapping[str, Any]) -> JsonObject | None:
-    return next(
-        (container for container in spec.get("initContainers") or [] if container["name"] == SIDECAR_CONTAINER), None
-    )
+    containers = spec.get("initContainers") or []
+    return next((container for container in containers if container["name"] == SIDECAR_CONTAINER), None)
 
 
 def find_part(template: Mapping[str, Any]) -> SidecarPart | None:
@@ -158,10 +151,9 @@ def _strip_sidecar(template: JsonObject) -> JsonObject:
     init = [container for container in spec.get("initContainers") or [] if container["name"] != SIDECAR_CONTAINER]
     volumes = [volume for volume in spec.get("volumes") or [] if volume["name"] not in own]
     containers = [_without_drain_hook(container) for container in spec["containers"]]
-    bare = _replace_parts(spec, initContainers=init, volumes=volumes, containers=containers)
-    return _replace_parts(
-        template, metadata=_replace_parts(metadata, labels=labels, annotations=annotations), spec=bare
-    )
+    stripped_spec = _replace_parts(spec, initContainers=init, volumes=volumes, containers=containers)
+    stripped_metadata = _replace_parts(metadata, labels=labels, annotations=annotations)
+    return _replace_parts(template, metadata=stripped_metadata, spec=stripped_spec)
 
 
 def _without_drain_hook(container: JsonObject) -> JsonObject:

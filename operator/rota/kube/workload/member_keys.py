@@ -1,9 +1,14 @@
 """Keys by which the operator and the members authenticate each other: its own key, and a Secret for each group.
 
 The operator's key is in a Secret next to its Lease. A group's key is derived from it and from the group's uid, so the
-operator writes the group's Secret and never has to read it. To rotate the key, remove `current` from the operator's
-Secret: the leader creates a new key, and the previous key stays valid for ten minutes, in which the kubelets update
-mounted Secrets.
+operator writes the group's Secret and never has to read it. To rotate the key, a user removes `current` from the
+operator's Secret: the leader generates a new key, and the previous key stays valid for ten minutes, in which the
+kubelets update mounted Secrets. The fields of that Secret:
+
+    current     the operator's key
+    last        a copy of `current`, which becomes `previous` when a user has removed `current`
+    previous    the key before `current`, while it is valid
+    changed     when `current` was generated
 """
 
 import asyncio
@@ -11,13 +16,13 @@ import base64
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from rota.aio import loop_time
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.objects import (
     GROUP_LABEL,
@@ -37,7 +42,7 @@ from rota.timestamps import format_time, parse_time
 
 PREVIOUS_KEY_VALID_SECONDS = 600.0
 REREAD_SECONDS = 15.0  # between reads of the operator's Secret
-RETRY_SECONDS = 2.0  # until it was read for the first time
+RETRY_SECONDS = 2.0  # between reads while the operator knows no key
 LOAD_TRIES = 5  # before the operator may lead without its key
 REWRITE_SECONDS = 60.0  # until a group's Secret is written again, in case it was deleted
 
@@ -49,7 +54,7 @@ class OperatorKeys(NamedTuple):
 
     current: bytes
     previous: bytes = b""
-    changed_at: int = 0  # creation time of the current key, in seconds since 1970
+    changed_at: int = 0  # when the current key was generated, in seconds since 1970
 
     def group_keys(self, uid: str) -> tuple[bytes, ...]:
         """Return the keys of a group, the current one first."""
@@ -61,12 +66,11 @@ class _KeySecret(msgspec.Struct):
     data: dict[str, str] = {}
 
 
-@dataclass
-class _WrittenSecret:
+class _WrittenSecret(NamedTuple):
     """The content last written to a group's Secret."""
 
     keys: tuple[bytes, ...]
-    written_at: float
+    written_at: float  # on the event loop's clock
 
 
 class MemberKeys:
@@ -92,42 +96,45 @@ class MemberKeys:
         An operator without the key can lead: it ignores reports of members that sign, but counts no member as lost.
         """
         for _ in range(LOAD_TRIES):
-            if await self._refresh(may_write=False):
+            if await self._refresh(may_rotate=False):
                 return
             await asyncio.sleep(RETRY_SECONDS)
 
     async def run(self, is_leading: Callable[[], bool], on_change: Callable[[], None]) -> NoReturn:
-        """Read the keys periodically, and call `changed` when the valid keys change; only the leader rotates them."""
+        """Read the keys periodically, and call `on_change` when the valid keys change; only the leader rotates them."""
         while True:
             await asyncio.sleep(REREAD_SECONDS if self._keys else RETRY_SECONDS)
             previous = self._keys
-            if await self._refresh(may_write=is_leading()) and self._keys != previous:
+            if await self._refresh(may_rotate=is_leading()) and self._keys != previous:
                 _log.info("The operator's keys have changed; the leader writes the groups' Secrets")
                 on_change()
 
-    async def _refresh(self, *, may_write: bool) -> bool:
+    async def _refresh(self, *, may_rotate: bool) -> bool:
+        """Read the operator's keys; return False if that failed, so that the keys known before stay."""
         try:
-            keys = await self._load_or_rotate(may_write=may_write)
+            keys = await self._load_or_rotate(may_rotate=may_rotate)
         except (ApiError, NoResponseError) as error:
             place = f"{self._namespace}/{self._name}"
             _log.warning("The Secret %s with the operator's key cannot be read or written: %s", place, error)
             return False
-        if keys is None:  # another operator has written it meanwhile
+        if keys is None:  # another operator has written the Secret meanwhile
             return False
         self._keys = keys
         return True
 
-    async def _load_or_rotate(self, *, may_write: bool) -> OperatorKeys | None:
-        """Return the valid keys, creating a missing one; None if another operator has written the Secret meanwhile."""
+    async def _load_or_rotate(self, *, may_rotate: bool) -> OperatorKeys | None:
+        """Return the valid keys; None if this operator had to write the Secret, but another one wrote it meanwhile."""
         secret = await self._read_secret()
         data = secret.data if secret else {}
-        keys = valid_keys(data, self._keys, int(datetime.now(UTC).timestamp()))
-        if not may_write and _decode_key(data.get("current", "")):
+        keys = read_or_generate_keys(data, self._keys, int(datetime.now(UTC).timestamp()))
+        if not may_rotate and _decode_key(data.get("current", "")):
             return keys
-        if not may_write and self._keys:  # the leader creates the missing key
+        if not may_rotate and self._keys:  # a user has removed the key: the leader generates the next one
             return self._keys
-        renewed = _secret_data(keys)
-        return keys if data == renewed or await self._write_secret(secret, renewed) else None
+        # This operator leads, or no operator has ever had a key: write a new key, or drop an expired previous one.
+        new_data = _secret_data(keys)
+        is_stored = data == new_data or await self._write_secret(secret, new_data)
+        return keys if is_stored else None
 
     async def _read_secret(self) -> _KeySecret | None:
         try:
@@ -159,18 +166,17 @@ class MemberKeys:
 
     # The groups' Secrets.
 
-    async def sync(self, group: Group) -> int:
-        """Give the valid keys to a group's members; return the number of writes."""
-        writes = await self.sync_secret(group)
+    async def distribute(self, group: Group) -> int:
+        """Give the valid keys to a group's members, by its Secret; return the number of write requests."""
+        secret_writes = await self.write_secret_if_due(group)
         keys = self.keys_of(group.uid)
         if group.body is None or not keys:
-            return writes
-        return writes + sum(
-            await asyncio.gather(*(self._annotate_pod(pod, keys[0]) for pod in unauthenticated_pods(group.pods)))
-        )
+            return secret_writes
+        pods = unauthenticated_pods(group.pods)
+        return secret_writes + sum(await asyncio.gather(*(self._annotate_pod(pod, keys[0]) for pod in pods)))
 
     async def _annotate_pod(self, pod: Pod, key: bytes) -> int:
-        """Annotate a pod, once for each key, so that its kubelet reads the Secret at once; return the requests sent."""
+        """Annotate a pod, once for each key, so that its kubelet rereads the Secret; return the number of requests."""
         mark = fingerprint(key)
         if pod.metadata.annotations.get(KEY_FINGERPRINT_ANNOTATION) == mark:
             return 0
@@ -181,22 +187,17 @@ class MemberKeys:
             _log.info("Could not annotate pod %s with its key's fingerprint: %s", pod.metadata.name, error)
         return 1
 
-    async def sync_secret(self, group: Group) -> int:
+    async def write_secret_if_due(self, group: Group) -> int:
         """Write a group's Secret if the valid keys have changed, and periodically while it may be missing."""
         keys = self.keys_of(group.uid)
         if group.body is None or not keys:
             return 0
         written = self._written.get(group)
-        now = asyncio.get_running_loop().time()
-        is_due = (
-            written is None
-            or written.keys != keys
-            or (
-                now - written.written_at >= REWRITE_SECONDS and (group.key_problems or unauthenticated_pods(group.pods))
-            )
-        )
-        if not is_due:
-            return 0
+        now = loop_time()
+        if written and written.keys == keys:
+            may_be_missing = group.key_problems or unauthenticated_pods(group.pods)
+            if not may_be_missing or now - written.written_at < REWRITE_SECONDS:
+                return 0
         self._written[group] = _WrittenSecret(keys, now)
         try:
             await self._write_group_secret(group, keys)
@@ -221,24 +222,25 @@ class MemberKeys:
             await self._api.create(collection_path("secrets", group.namespace), body, msgspec.Raw)
 
 
-def valid_keys(data: dict[str, str], loaded: OperatorKeys | None, now: int) -> OperatorKeys:
-    """Return the valid keys: the keys in the Secret, or a new one if a user has removed the current one there.
+def read_or_generate_keys(data: dict[str, str], loaded: OperatorKeys | None, now: int) -> OperatorKeys:
+    """Return the keys in the Secret's data; if it has no current key, generate one, to be stored by the caller.
 
-    The previous key stays valid for a while: that of `loaded`, or else the copy in the Secret, after a restart.
+    The key before that stays valid for a while: that of `loaded`, or else, after a restart, the copy in the Secret.
     """
     current = _decode_key(data.get("current", ""))
-    previous = _decode_key(data.get("previous", ""))
     if not current:
-        last = loaded.current if loaded else _decode_key(data.get("last", ""))
-        return OperatorKeys(secrets.token_bytes(KEY_BYTES), last, now)
-    changed = _decode_time(data.get("changed", ""))
-    return OperatorKeys(current, previous if now - changed < PREVIOUS_KEY_VALID_SECONDS else b"", changed)
+        previous = loaded.current if loaded else _decode_key(data.get("last", ""))
+        return OperatorKeys(secrets.token_bytes(KEY_BYTES), previous, now)
+    changed_at = _decode_time(data.get("changed", ""))
+    is_previous_valid = now - changed_at < PREVIOUS_KEY_VALID_SECONDS
+    previous = _decode_key(data.get("previous", "")) if is_previous_valid else b""
+    return OperatorKeys(current, previous, changed_at)
 
 
 def group_secret(group: Group, keys: tuple[bytes, ...]) -> dict[str, Any]:
     """Return the Secret that a group's members mount."""
     assert group.body is not None  # noqa: S101 - only existing groups have keys
-    names = ("current", "previous")
+    names = ("current", "previous")  # one key only, if no previous key is valid
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -254,10 +256,10 @@ def group_secret(group: Group, keys: tuple[bytes, ...]) -> dict[str, Any]:
 
 
 def _secret_data(keys: OperatorKeys) -> dict[str, str]:
-    changed = format_time(keys.changed_at, "seconds").encode()
-    previous = {"previous": _encode(keys.previous)} if keys.previous else {}
     current = _encode(keys.current)
-    return {"current": current, "last": current, **previous, "changed": _encode(changed)}
+    changed = _encode(format_time(keys.changed_at, "seconds").encode())
+    data = {"current": current, "last": current, "changed": changed}
+    return {**data, "previous": _encode(keys.previous)} if keys.previous else data
 
 
 def _encode(value: bytes) -> str:

@@ -1,6 +1,8 @@
 """Reverse patch: a note of the differences between two values, which restores the original.
 
-A part that a user has changed since the note was made stays as it is.
+A part that a user has changed since the note was made stays as it is. Values that may be absent are lists here: of one
+value, or empty. The note of `{"a": 1, "b": 2}` patched to `{"a": 1, "b": 3, "c": 4}` is
+`[[["b"], [3], [2]], [["c"], [4], []]]`.
 """
 
 from collections.abc import Iterator
@@ -58,6 +60,7 @@ def _value_at(value: Any, key: Any) -> list[Any]:
 
 
 def _restore(current: Any, path: list[Any], patched: list[Any], original: list[Any]) -> Any:
+    """Return the current value with the original part at a path, if that part is still as patched."""
     key, *deeper = path
     present = _value_at(current, key)
     restored = original if present == patched else present

@@ -17,12 +17,12 @@ from rota.kube.client.objects import (
 from rota.kube.client.pod_status import SIDECAR_CONTAINER
 from rota.spec import GroupSpec, Reference
 
-JsonObject = dict[str, Any]  # of JSON
+JsonObject = dict[str, Any]  # a manifest, or a part of one, as decoded from JSON
 
 IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
 STATE_MOUNT_PATH: Final = "/var/lib/rota"
 RUN_MOUNT_PATH: Final = "/run/rota"  # directory of the socket for the sidecar's preStop hook
-# The kubelet evicts a pod above it; the sidecar stops writing at limited_files.QUOTA_BYTES, below it.
+# The kubelet evicts a pod whose state is larger; the sidecar stops writing before, at limited_files.QUOTA_BYTES.
 STATE_SIZE_LIMIT: Final = "256Mi"
 _TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path, not a secret
 _DEFAULT_RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
@@ -36,8 +36,7 @@ _SECURITY_CONTEXT = {  # of the container, because the pod's may be weaker
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 
-
-VOLUME_NAMES: Final = {
+VOLUME_NAMES: Final = {  # of all sidecars, whichever Secrets they mount: removal recognises volumes by their names
     "rota-documents",
     "rota-state",
     "rota-run",
@@ -63,7 +62,7 @@ class SidecarSpec:
     resources: Mapping[str, Any] = field(default_factory=dict)  # empty: the defaults
     credentials_secret: str = ""
     ca_secret: str = ""
-    client_secret: str = ""
+    client_certificate_secret: str = ""  # tls.clientSecret
 
     @classmethod
     def from_spec(cls, spec: GroupSpec, image: str, drain_timeout: float) -> Self:
@@ -75,7 +74,7 @@ class SidecarSpec:
             resources=spec.sidecar.resources,
             credentials_secret=_secret_name(rocketmq.credentials_secret),
             ca_secret=_secret_name(rocketmq.tls.ca_secret),
-            client_secret=_secret_name(rocketmq.tls.client_secret),
+            client_certificate_secret=_secret_name(rocketmq.tls.client_secret),
         )
 
 
@@ -102,33 +101,33 @@ class _SidecarVolume(NamedTuple):
 def build_part(template: JsonObject, group: str, sidecar: SidecarSpec) -> SidecarPart:
     """Return the sidecar as this version injects it."""
     volumes = [*_volumes(group, sidecar)]
-    mounts: list[JsonObject] = [
-        {"name": volume.name, "mountPath": volume.mount_path, "readOnly": True} for volume in volumes
-    ]
+    mounts = [_mount(volume) | {"readOnly": True} for volume in volumes]
     app_mount = _app_state_mount(template["spec"])
     state = _SidecarVolume("rota-state", STATE_MOUNT_PATH, {"emptyDir": {"sizeLimit": STATE_SIZE_LIMIT}}, "ROTA_STATE")
     run = _SidecarVolume("rota-run", RUN_MOUNT_PATH, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
-    mounts.append(app_mount or {"name": state.name, "mountPath": state.mount_path})
-    mounts.append({"name": run.name, "mountPath": run.mount_path})
+    mounts += [app_mount or _mount(state), _mount(run)]
     paths = {volume.env_name: volume.mount_path for volume in [*volumes, state, run] if volume.env_name}
-    added = [*volumes, *([] if app_mount else [state]), run]
+    added = [*volumes, run] if app_mount else [*volumes, state, run]
     return SidecarPart(_container(sidecar, paths, mounts), [{"name": volume.name, **volume.source} for volume in added])
+
+
+def _mount(volume: _SidecarVolume) -> JsonObject:
+    return {"name": volume.name, "mountPath": volume.mount_path}
 
 
 def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_SidecarVolume]:
     """Yield the volumes that the sidecar only reads."""
     documents = {"configMap": {"name": assignment_name(group), "optional": True}}  # pods may start before the first one
     yield _SidecarVolume("rota-documents", ASSIGNMENT_MOUNT_PATH, documents, "ROTA_DOCUMENTS")
-    yield _SidecarVolume(
-        "rota-key", KEY_MOUNT_PATH, {"secret": {"secretName": key_secret_name(group), "optional": True}}, "ROTA_KEY"
-    )
+    key = {"secret": {"secretName": key_secret_name(group), "optional": True}}
+    yield _SidecarVolume("rota-key", KEY_MOUNT_PATH, key, "ROTA_KEY")
     if sidecar.credentials_secret:
         source = {"secret": {"secretName": sidecar.credentials_secret}}
         yield _SidecarVolume("rota-credentials", "/etc/rota-credentials", source, "ROTA_CREDENTIALS")
     if sidecar.ca_secret:
         yield _SidecarVolume("rota-ca", "/etc/rota-ca", {"secret": {"secretName": sidecar.ca_secret}}, "ROTA_CA")
-    if sidecar.client_secret:
-        source = {"secret": {"secretName": sidecar.client_secret}}
+    if sidecar.client_certificate_secret:
+        source = {"secret": {"secretName": sidecar.client_certificate_secret}}
         yield _SidecarVolume("rota-client", "/etc/rota-client", source, "ROTA_CLIENT")
     # Hides the pod's token from this container.
     yield _SidecarVolume("rota-no-token", _TOKEN_MOUNT_PATH, {"emptyDir": {}})

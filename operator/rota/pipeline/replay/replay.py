@@ -269,7 +269,7 @@ class Replay:
             spec=self.history.spec,
             policy=self.policy,
             document=self.document,
-            revalidated=True,
+            refetched=True,
             pods=tuple(member.to_pod(self.now) for _, member in sorted(self.members.items())),
             deleted_uids=self.deleted_uids,
             views=self._queue_views,

@@ -77,7 +77,7 @@ async def poll(members: Members, group: Group, rounds: int = 1) -> list[tuple[st
     def groups_of_round() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
         steps += 1
-        if steps > rounds * SCHEDULE.steps(len(group.pods)):
+        if steps > rounds * SCHEDULE.cycle_steps(len(group.pods)):
             raise RoundsOverError
         return {KEY: group}
 
@@ -88,7 +88,7 @@ async def poll(members: Members, group: Group, rounds: int = 1) -> list[tuple[st
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 15), (3, 15), (750, 15), (3000, 60), (10_000, 200)])
 def test_delivery_poll_reads_at_most_fifty_members_a_second(members: int, seconds: int) -> None:
-    assert SCHEDULE.steps(members) * polling_schedule.STEP_SECONDS == seconds
+    assert SCHEDULE.cycle_steps(members) * polling_schedule.STEP_SECONDS == seconds
 
 
 async def test_delivery_poll_reads_each_running_member_once_a_round(members: Members) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from rota.kube.members import polling_schedule
-from rota.kube.members.polling_schedule import PollSchedule, PollTurn, poll_members
+from rota.kube.members.polling_schedule import PollSchedule, PollTurn, run_polls
 from rota.kube.state.group import Group
 
 GROUP = Group("shop", "orders")
@@ -24,7 +24,7 @@ def a_turn_of_each(*names: str) -> list[PollTurn]:
 def test_report_poll_has_each_member_once_a_round() -> None:
     members = a_turn_of_each(*(f"m{number}" for number in range(100)))
     schedule = PollSchedule(members_per_step=10, min_steps=5)
-    due = [turn for step in range(3, 13) for turn in schedule.due(members, 100, step)]
+    due = [turn for step in range(3, 13) for turn in schedule.select_due(members, 100, step)]
     assert Counter(due) == Counter(members)
 
 
@@ -46,7 +46,7 @@ async def test_report_poll_skips_a_member_with_a_read_in_progress(monkeypatch: p
             await response.wait()
 
     with pytest.RaisesGroup(StepsOverError):
-        await poll_members(due, read)
+        await run_polls(due, read)
     assert reads["quick"] == 7
     assert 1 < reads["slow"] < 7, "it is read again after its response"
 
@@ -59,4 +59,4 @@ async def test_report_poll_ends_with_the_error_of_a_read(monkeypatch: pytest.Mon
         raise StepsOverError
 
     with pytest.RaisesGroup(StepsOverError):
-        await poll_members(lambda _: a_turn_of_each("m1"), read)
+        await run_polls(lambda _: a_turn_of_each("m1"), read)

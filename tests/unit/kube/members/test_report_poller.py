@@ -78,7 +78,7 @@ async def poll_rounds(members: Members, *groups: Group, rounds: int = 1) -> list
     """Poll all members for some rounds; return the keys of notified groups."""
     steps = 0
     changed_keys: list[tuple[str, str]] = []
-    most = rounds * SCHEDULE.steps(sum(len(group.pods) for group in groups))
+    most = rounds * SCHEDULE.cycle_steps(sum(len(group.pods) for group in groups))
 
     def groups_of_round() -> Mapping[tuple[str, str], Group]:
         nonlocal steps
@@ -97,7 +97,7 @@ NAMES = [f"m{number}" for number in range(200)]
 
 @pytest.mark.parametrize(("members", "seconds"), [(0, 5), (3, 5), (50, 5), (51, 6), (200, 20), (600, 60), (10_000, 60)])
 def test_report_poll_interval_grows_with_the_fleet_from_5_to_60_seconds(members: int, seconds: int) -> None:
-    assert SCHEDULE.steps(members) * polling_schedule.STEP_SECONDS == seconds
+    assert SCHEDULE.cycle_steps(members) * polling_schedule.STEP_SECONDS == seconds
 
 
 async def test_report_is_polled_once_per_interval_from_each_member(members: Members) -> None:
@@ -111,12 +111,12 @@ async def test_report_is_polled_once_per_interval_from_each_member(members: Memb
 
 async def test_report_poll_skips_members_that_are_awaited_not_started_or_ended(members: Members) -> None:
     group = a_group("m1", "m2")
-    group.awaited = frozenset({"m2"})
+    group.members_to_poll = frozenset({"m2"})
     group.pods.upsert(a_pod("m3", started=False), now=0.0)
     group.pods.upsert(a_pod("m4", phase="Failed"), now=0.0)
     await poll_rounds(members, group)
     assert members.reads == {"uid-m1": 1}
-    group.awaited = frozenset()
+    group.members_to_poll = frozenset()
     await poll_rounds(members, group)
     assert members.reads == {"uid-m1": 2, "uid-m2": 1}
 
@@ -196,7 +196,7 @@ async def test_broadcasting_polls_offsets_of_all_members_including_those_awaited
     members: Members,
 ) -> None:
     group = broadcasting_group("m1", "m2")
-    group.awaited = frozenset({"m2"})
+    group.members_to_poll = frozenset({"m2"})
     members.reports = {f"uid-{name}": a_report(name) for name in ("m1", "m2")}
     members.offsets = {"uid-m1": {FIRST: 5, SECOND: 9}, "uid-m2": {FIRST: 7, SECOND: None}}
     assert group.reported_offsets == {}

@@ -53,7 +53,7 @@ async def test_report_of_an_awaited_member_is_read_again_after_an_unexpected_err
     monkeypatch.setattr(aio, "MIN_RESTART_PAUSE_SECONDS", 0.0)
     group = a_group("m1")
     report_changed = asyncio.Event()
-    group.awaited = frozenset({"m1"})
+    group.members_to_poll = frozenset({"m1"})
     watchers = ReportWatchers(
         group, FailingOnce(), WatcherEvents(report_changed.set, report_changed.set), AdmissionLimit(0)
     )
@@ -143,7 +143,7 @@ async def test_unmanaged_consumer_notice_is_carried_by_the_polls_of_awaited_memb
     watch = Watch(reports)
     watch.watchers.update_polls()
     await reports.wait_for_polls(m1=STANDING_POLL_SECONDS)
-    watch.group.awaited = frozenset({"m1", "m2"})
+    watch.group.members_to_poll = frozenset({"m1", "m2"})
     watch.watchers.update_polls()
     await reports.wait_for_polls(m1=LONG_POLL_SECONDS, m2=LONG_POLL_SECONDS)
     await reports.notify("m2")

@@ -9,7 +9,7 @@ import pytest
 
 from rota.kube.client.api import ConflictError, NoResponseError
 from rota.kube.client.objects import CustomResource, Metadata
-from rota.kube.reconcile.reconciler import GroupTask
+from rota.kube.reconcile.reconciler import GroupContext
 from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS
 from rota.kube.reconcile.work_queue import QueuedGroup, WorkQueue
 from rota.kube.state.group import Group
@@ -27,7 +27,7 @@ class Reconciles:
         self.released = asyncio.Event()
         self.released.set()
 
-    async def __call__(self, _: GroupTask) -> float:
+    async def __call__(self, _: GroupContext) -> float:
         self.count += 1
         self.started.set()
         await self.released.wait()
@@ -48,19 +48,19 @@ def a_queue(reconciles: Reconciles, *, leads: bool = True) -> tuple[WorkQueue, Q
     group.body = CustomResource(Metadata("orders", uid="1", namespace="shop"))
     unused = cast("Any", SimpleNamespace(stop=lambda: None))
     queue = WorkQueue(reconciles)
-    task = QueuedGroup(group, unused, unused, unused)
-    queue.tasks[KEY] = task
+    queued = QueuedGroup(group, unused, unused, unused)
+    queue.groups[KEY] = queued
     queue.is_leading = leads
-    return queue, task
+    return queue, queued
 
 
 async def test_reconcile_runs_once_for_concurrent_changes() -> None:
     reconciles = Reconciles()
-    queue, task = a_queue(reconciles)
+    queue, queued = a_queue(reconciles)
     for seconds in (30.0, 0.0, 5.0):
         queue.enqueue(KEY, seconds)
     await reconciles.finish_next()
-    assert (reconciles.count, task.is_running, task.timer) == (1, False, None)
+    assert (reconciles.count, queued.is_running, queued.timer) == (1, False, None)
 
 
 async def test_reconcile_during_which_a_group_changes_is_followed_by_one_more() -> None:
@@ -79,48 +79,48 @@ async def test_reconcile_during_which_a_group_changes_is_followed_by_one_more() 
 
 @pytest.mark.parametrize("case", ["another operator leads", "it has no object", "it is unknown", "nothing will change"])
 async def test_reconcile_is_not_planned_without_need(case: str) -> None:
-    queue, task = a_queue(Reconciles(), leads=case != "another operator leads")
+    queue, queued = a_queue(Reconciles(), leads=case != "another operator leads")
     if case == "it has no object":
-        task.group.body = None
+        queued.group.body = None
     queue.enqueue(("shop", "bills") if case == "it is unknown" else KEY, inf if case == "nothing will change" else 0.0)
-    assert task.timer is None
+    assert queued.timer is None
 
 
 async def test_reconcile_that_fails_is_repeated_after_longer_and_longer_pauses() -> None:
     failures = [NoResponseError("no answer"), ValueError("a defect"), NoResponseError("no answer")]
     reconciles = Reconciles(*failures, 20.0, NoResponseError("no answer"))
-    queue, task = a_queue(reconciles)
+    queue, queued = a_queue(reconciles)
     loop = asyncio.get_running_loop()
     for pause in (*RETRY_PAUSES_SECONDS[:3], 20.0, RETRY_PAUSES_SECONDS[0]):
         started_at = loop.time()
         queue.enqueue(KEY, 0.0)
         await reconciles.started.wait()
         await reconciles.finish_next()
-        assert task.timer
-        assert started_at + pause <= task.timer.when() <= loop.time() + pause
+        assert queued.timer
+        assert started_at + pause <= queued.timer.when() <= loop.time() + pause
 
 
 async def test_reconcile_of_a_stale_group_is_repeated_at_once_and_then_after_a_pause() -> None:
     reconciles = Reconciles(ConflictError(), ConflictError())
-    queue, task = a_queue(reconciles)
+    queue, queued = a_queue(reconciles)
     queue.enqueue(KEY)
     await reconciles.finish_next()
     await reconciles.started.wait()
     started_at = asyncio.get_running_loop().time()
     await reconciles.finish_next()
-    assert (reconciles.count, task.failures) == (2, 2)
-    assert task.timer
-    assert task.timer.when() >= started_at + RETRY_PAUSES_SECONDS[1] - 1e-3
-    task.stop()
-    assert task.timer is None
+    assert (reconciles.count, queued.failures) == (2, 2)
+    assert queued.timer
+    assert queued.timer.when() >= started_at + RETRY_PAUSES_SECONDS[1] - 1e-3
+    queued.stop()
+    assert queued.timer is None
 
 
 async def test_reconcile_is_cancelled_when_the_queue_is_closed() -> None:
     reconciles = Reconciles()
-    queue, task = a_queue(reconciles)
+    queue, queued = a_queue(reconciles)
     reconciles.released.clear()
     queue.enqueue(KEY)
     await reconciles.started.wait()
     queue.is_leading = False
     await queue.close()
-    assert (reconciles.count, task.is_running, task.timer) == (1, False, None)
+    assert (reconciles.count, queued.is_running, queued.timer) == (1, False, None)

@@ -36,10 +36,10 @@ def _at_info(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_log_shows_the_start_and_the_end_of_a_rebalance(caplog: pytest.LogCaptureFixture) -> None:
     log = ChangeLog()
-    log.write(KEY, [membership(7, m1="Ready", m2="Ready"), plan(7)], last_rebalance_at=AT)
-    log.write(KEY, [plan(8, "2026-11-21T08:00:01.000Z")], last_rebalance_at=AT)
+    log.write(KEY, [membership(7, m1="Ready", m2="Ready"), plan(7)], rebalance_started_at=AT)
+    log.write(KEY, [plan(8, "2026-11-21T08:00:01.000Z")], rebalance_started_at=AT)
     end = {"reason": "MemberJoined", "outcome": "Settled", "moved": 3, "seconds": 1.5}
-    log.write(KEY, [journal_record("rebalance", "shop/orders", AT, generation=8, **end)], last_rebalance_at=AT)
+    log.write(KEY, [journal_record("rebalance", "shop/orders", AT, generation=8, **end)], rebalance_started_at=AT)
     fields = {"namespace": "shop", "group": "orders", "reason": "MemberJoined"}
     assert logged_lines(caplog) == [
         ("Assignment stored, rebalance started: The member m2 joined", {**fields, "generation": 7}),
@@ -53,7 +53,7 @@ def test_log_names_members_that_join_are_lost_or_deleted(caplog: pytest.LogCaptu
     for generation, states in enumerate(
         [{"m1": "Ready"}, {"m1": "Ready", "m2": "Joining"}, {"m1": "Lost", "m2": "Joining"}, {"m2": "Joining"}]
     ):
-        log.write(KEY, [membership(generation, **states)], last_rebalance_at="")
+        log.write(KEY, [membership(generation, **states)], rebalance_started_at="")
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "Member is Joining, was unknown"),
         ("WARNING", "Member is Lost, was Ready"),
@@ -68,7 +68,7 @@ def test_log_warns_of_queues_that_were_granted_by_force(caplog: pytest.LogCaptur
         journal_record("handover", "shop/orders", AT, generation=9, act="Grant", **facts),
         journal_record("handover", "shop/orders", AT, generation=9, act="Force", **facts),
     ]
-    ChangeLog().write(KEY, records, last_rebalance_at="")
+    ChangeLog().write(KEY, records, rebalance_started_at="")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     text, fields = logged_lines(caplog)[0]
     assert text == "5 queues were granted to m2 before the member released them"
@@ -77,7 +77,7 @@ def test_log_warns_of_queues_that_were_granted_by_force(caplog: pytest.LogCaptur
 
 def test_log_has_a_line_for_each_changed_condition(caplog: pytest.LogCaptureFixture) -> None:
     facts = {"condition": "Ready", "status": "False", "reason": "NoMembers", "message": "No pod is a member"}
-    ChangeLog().write(KEY, [journal_record("verdict", "shop/orders", AT, **facts)], last_rebalance_at="")
+    ChangeLog().write(KEY, [journal_record("verdict", "shop/orders", AT, **facts)], rebalance_started_at="")
     assert logged_lines(caplog) == [
         ("Condition Ready=False: No pod is a member", {"namespace": "shop", "group": "orders", "reason": "NoMembers"})
     ]
@@ -85,7 +85,7 @@ def test_log_has_a_line_for_each_changed_condition(caplog: pytest.LogCaptureFixt
 
 def test_log_of_a_forgotten_group_does_not_report_its_members_as_new(caplog: pytest.LogCaptureFixture) -> None:
     log = ChangeLog()
-    log.write(KEY, [membership(1, m1="Ready")], last_rebalance_at="")
-    log.forget_groups(lambda _: False)
-    log.write(KEY, [membership(2, m1="Lost")], last_rebalance_at="")
+    log.write(KEY, [membership(1, m1="Ready")], rebalance_started_at="")
+    log.forget(KEY)
+    log.write(KEY, [membership(2, m1="Lost")], rebalance_started_at="")
     assert not caplog.records

@@ -39,5 +39,5 @@ def test_retry_counts_nothing_after_a_topic_was_recreated() -> None:
 def test_retry_ends_of_a_forgotten_group_do_not_count() -> None:
     tracker = RetryTracker()
     tracker.count_new_retries(offsets(a=5), TOPIC)
-    tracker.forget_groups(lambda group: group != "shop/orders")
+    tracker.forget("shop/orders")
     assert tracker.count_new_retries(offsets(a=9), TOPIC) == 0

@@ -165,6 +165,20 @@ async def test_deployment_is_deleted_though_its_template_is_removed_after_a_writ
     assert server.deleted == ["/apis/apps/v1/namespaces/shop/deployments/orders"]
 
 
+async def test_template_is_not_called_rejected_if_the_deployment_cannot_be_read_after_a_write_conflict() -> None:
+    class UnreadableServer(ConflictingServer):
+        async def get(self, *_: object) -> Deployment:
+            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "InternalError", "etcd has no leader")
+
+    deployments = Deployments(cast("Api", UnreadableServer()))
+    deployments.on_upsert(OWNED)
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    with pytest.raises(ApiError, match="etcd has no leader"):
+        await deployments.sync(group)
+    assert group.deployment_problems == ()
+
+
 @pytest.mark.parametrize("kind", ["group", "deployment"])
 async def test_template_that_is_too_large_is_not_kept_in_memory(kind: str) -> None:
     deployments = Deployments(cast("Api", ConflictingServer()))

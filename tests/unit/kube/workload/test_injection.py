@@ -240,7 +240,7 @@ SIDECARS = st.builds(
     drain_timeout=st.sampled_from([1.0, 30.0, 60.5]),
     credentials_secret=st.sampled_from(["", "acl"]),
     ca_secret=st.sampled_from(["", "ca"]),
-    client_secret=st.sampled_from(["", "client"]),
+    client_certificate_secret=st.sampled_from(["", "client"]),
 )
 
 

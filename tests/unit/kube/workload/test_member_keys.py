@@ -10,7 +10,7 @@ from rota.kube.client.objects import CustomResource, Metadata, Pod, key_secret_n
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import PodState
 from rota.kube.workload.deployments import Deployments
-from rota.kube.workload.member_keys import PREVIOUS_KEY_VALID_SECONDS, MemberKeys, OperatorKeys, valid_keys
+from rota.kube.workload.member_keys import PREVIOUS_KEY_VALID_SECONDS, MemberKeys, OperatorKeys, read_or_generate_keys
 from rota.model import Reason
 from rota.signing import KEY_BYTES, derive_group_key, fingerprint
 
@@ -28,17 +28,17 @@ def encoded(**values: bytes) -> dict[str, str]:
     "data", [{}, {"current": ""}, {"current": "no base64"}, encoded(current=b"short"), {"current": "ÿ"}]
 )
 def test_signature_key_that_was_removed_is_replaced_and_valid_for_ten_minutes_more(data: dict[str, str]) -> None:
-    keys = valid_keys(data, OperatorKeys(KEY), NOW)
+    keys = read_or_generate_keys(data, OperatorKeys(KEY), NOW)
     assert (len(keys.current), keys.previous, keys.changed_at) == (KEY_BYTES, KEY, NOW)
     assert keys.current != KEY
     stored = encoded(current=keys.current, previous=keys.previous, changed=b"2026-09-21T14:13:20+00:00")
-    assert valid_keys(stored, keys, NOW + 599) == keys
-    assert valid_keys(stored, None, NOW + 600) == keys._replace(previous=b"")
+    assert read_or_generate_keys(stored, keys, NOW + 599) == keys
+    assert read_or_generate_keys(stored, None, NOW + 600) == keys._replace(previous=b"")
     assert PREVIOUS_KEY_VALID_SECONDS == 600
 
 
 def test_signature_key_is_created_if_missing() -> None:
-    first, second = (valid_keys({}, None, NOW) for _ in range(2))
+    first, second = (read_or_generate_keys({}, None, NOW) for _ in range(2))
     assert first.current != second.current
     assert first.previous == b""
 
@@ -90,13 +90,13 @@ def member_keys(server: Server) -> MemberKeys:
 
 
 def test_signature_key_that_was_removed_before_a_restart_is_valid_for_ten_minutes_more() -> None:
-    keys = valid_keys(encoded(last=KEY), None, NOW)
+    keys = read_or_generate_keys(encoded(last=KEY), None, NOW)
     assert (keys.previous, keys.changed_at) == (KEY, NOW)
 
 
 @pytest.mark.parametrize("changed", [b"", b"\xff", b"soon", b"0001-01-01T00:00:00+14:00", b"9999-12-31T23:59:59-12:00"])
 def test_signature_keys_are_valid_with_any_time_of_change(changed: bytes) -> None:
-    keys = valid_keys(encoded(current=KEY, previous=PREVIOUS, changed=changed), None, NOW)
+    keys = read_or_generate_keys(encoded(current=KEY, previous=PREVIOUS, changed=changed), None, NOW)
     assert keys.current == KEY
     assert keys.changed_at >= 0
 
@@ -116,15 +116,15 @@ async def test_signature_key_of_a_group_is_written_to_its_secret_when_its_key_ch
     server, group = Server(), a_group()
     server.secrets[OPERATOR_SECRET] = {"data": encoded(current=KEY, changed=b"2026-09-21T14:13:20+00:00")}
     keys = member_keys(server)
-    assert await keys.sync(group) == 0, "no key is known yet"
+    assert await keys.distribute(group) == 0, "no key is known yet"
     await keys.load()
-    assert [await keys.sync(group) for _ in range(2)] == [1, 0]
+    assert [await keys.distribute(group) for _ in range(2)] == [1, 0]
     secret = server.secrets[GROUP_SECRET]
     assert secret["data"] == encoded(current=derive_group_key(KEY, "1"))
     assert secret["type"] == "Opaque"
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "1"
     group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
-    assert await keys.sync(group) == 1, "another group of the same name"
+    assert await keys.distribute(group) == 1, "another group of the same name"
     assert server.writes == [f"create {GROUP_SECRET}", f"replace {GROUP_SECRET}"]
 
 
@@ -137,12 +137,12 @@ async def test_signature_key_that_cannot_be_written_is_a_condition_of_the_group(
     keys = member_keys(server)
     await keys.load()
     server.error = ApiError(403, "Forbidden", "denied by a quota")
-    assert await keys.sync(group) == 1
+    assert await keys.distribute(group) == 1
     (problem,) = group.key_problems
     assert problem.reason is Reason.WRITE_REJECTED
     assert problem.message == "The API server rejected the Secret orders-rota-key: denied by a quota"
     server.error = None
-    assert await keys.sync(group) == 1, "the write is retried"
+    assert await keys.distribute(group) == 1, "the write is retried"
     assert group.key_problems == ()
 
 
@@ -152,20 +152,20 @@ async def test_signature_key_is_written_again_if_members_do_not_sign(monkeypatch
     server.secrets[OPERATOR_SECRET] = {"data": encoded(current=KEY)}
     keys = member_keys(server)
     await keys.load()
-    await keys.sync(group)
+    await keys.distribute(group)
     pod_state = PodState(Pod(Metadata("orders-a", uid="2", namespace="shop")), 0.0, 0.0, 0.0)
     pod_state.record_report(None, 1.0, 1.0, Reason.MEMBER_NOT_AUTHENTICATED)
     group.pods["orders-a"] = pod_state
-    assert await keys.sync(group) == 2
+    assert await keys.distribute(group) == 2
     annotations = {"rota.dev/key": fingerprint(derive_group_key(KEY, "1"))}
     pod = "/api/v1/namespaces/shop/pods/orders-a"
     assert server.secrets[pod] == {"metadata": {"uid": "2", "annotations": annotations}}, (
         "the annotation makes the kubelet refresh the mounted Secret"
     )
     pod_state.pod = Pod(Metadata("orders-a", uid="2", namespace="shop", annotations=annotations))
-    assert await keys.sync(group) == 1, "the pod is annotated once for each key"
+    assert await keys.distribute(group) == 1, "the pod is annotated once for each key"
     pod_state.record_report(None, 2.0, 2.0, Reason.REPORT_TOO_LARGE)
-    assert await keys.sync(group) == 0
+    assert await keys.distribute(group) == 0
 
 
 async def test_signature_key_is_written_at_once_only_for_members_that_are_not_authenticated() -> None:

@@ -1,4 +1,8 @@
-"""Hourly files of the journal: one file per hour and writer, whole lines only, within the folder's size limit."""
+"""Hourly files of the journal: one file per hour and writer, whole lines only, within the folder's size limit.
+
+A writer scans the folder whenever it has written a fiftieth of the limit, and removes the oldest hours until there is
+room for what may be written until the next scan: by itself, and by another writer, such as the previous leader.
+"""
 
 import os
 import re
@@ -10,19 +14,19 @@ from typing import NamedTuple
 
 _DATE = re.compile(r"date=\d{4}-\d\d-\d\d", re.ASCII)
 _FILE = re.compile(r"\d\d-.+\.jsonl", re.ASCII)
-SCANS_PER_LIMIT = 50  # the folder is scanned whenever this fraction of its limit has been written
+SCANS_PER_LIMIT = 50  # scans of the folder while as much as its limit is written
 
 
 class WriteFailedError(Exception):
     """Lines could not be written; `missing_lines` has those that are missing in the file."""
 
-    def __init__(self, why: str, lines: bytes) -> None:
-        super().__init__(why)
-        self.missing_lines = lines
+    def __init__(self, reason: str, missing_lines: bytes) -> None:
+        super().__init__(reason)
+        self.missing_lines = missing_lines
 
 
 class LineAppender:
-    """Appends whole lines to a file. After an incomplete line (`is_torn`), the next append starts with a line break."""
+    """Appends whole lines to a file. If it `is_torn`, so ends within a line, the next append first ends that line."""
 
     def __init__(self, file_descriptor: int, *, is_torn: bool = False) -> None:
         self.file_descriptor = file_descriptor
@@ -30,21 +34,22 @@ class LineAppender:
 
     def append(self, lines: bytes) -> None:
         """Write lines, by one system call if that accepts all bytes; raise WriteFailedError with the failed lines."""
-        start = b"\n" * self._is_torn
-        remaining = memoryview(start + lines)
+        remaining = memoryview(b"\n" + lines if self._is_torn else lines)
         try:
             while remaining:
                 remaining = remaining[os.write(self.file_descriptor, remaining) :]
         except OSError as error:
-            done = lines[: max(len(lines) - len(remaining), 0)]
-            whole = done.rfind(b"\n") + 1
-            self._is_torn = whole < len(done) or (self._is_torn and len(remaining) > len(lines))
-            raise WriteFailedError(error.strerror or str(error), lines[whole:]) from None
+            is_unchanged = len(remaining) > len(lines)  # not even the line break was written
+            written = lines[: max(len(lines) - len(remaining), 0)]
+            whole_bytes = written.rfind(b"\n") + 1
+            ends_within_line = whole_bytes < len(written)
+            self._is_torn = ends_within_line or (self._is_torn and is_unchanged)
+            raise WriteFailedError(error.strerror or str(error), lines[whole_bytes:]) from None
         self._is_torn = False
 
 
 class _JournalFile(NamedTuple):
-    hour: str
+    hour: str  # such as 2026-11-21T08; first, so that files sort by age
     path: Path
     size_bytes: int
 
@@ -99,44 +104,48 @@ class RotatingFiles:
         size = attributes.st_size
         if size and os.pread(file, 1, size - 1) != b"\n":
             self._appender = LineAppender(file, is_torn=True)
-        self._hour, self._unscanned_bytes = hour, self._max_bytes  # scan the folder at each new hour
+        self._hour = hour
+        self._unscanned_bytes = self._max_bytes  # scan the folder at each new hour
         return self._appender
 
-    def _make_room(self, needed: int) -> None:
-        """Remove the oldest hours, never the present one, so that space is left until the next scan."""
-        share = self._max_bytes // SCANS_PER_LIMIT
-        if self._unscanned_bytes + needed > share:
+    def _make_room(self, needed_bytes: int) -> None:
+        """If a scan is due, remove the oldest hours, never the present one; raise OSError if that is not enough."""
+        scan_interval_bytes = self._max_bytes // SCANS_PER_LIMIT
+        if self._unscanned_bytes + needed_bytes > scan_interval_bytes:
             files = sorted(_journal_files(self._folder))
-            held = sum(file.size_bytes for file in files)
+            folder_bytes = sum(file.size_bytes for file in files)
+            both_writers_bytes = 2 * scan_interval_bytes + needed_bytes  # of this and another writer, until they scan
             for file in files:
-                if held + 2 * share + needed > self._max_bytes and file.hour != self._hour:  # others may add as much
+                if folder_bytes + both_writers_bytes > self._max_bytes and file.hour != self._hour:
                     _remove(file.path, self._hour)
-                    held -= file.size_bytes
-            if held + max(share, needed) > self._max_bytes:
+                    folder_bytes -= file.size_bytes
+            # The present hour may use the other writer's margin, too: records that fit must not be dropped.
+            if folder_bytes + max(scan_interval_bytes, needed_bytes) > self._max_bytes:
                 raise OSError(None, f"the current hour alone fills the limit of {self._max_bytes} bytes")
             self._unscanned_bytes = 0
-        self._unscanned_bytes += needed
+        self._unscanned_bytes += needed_bytes
 
 
 def _journal_files(folder: Path) -> Iterator[_JournalFile]:
     """Yield the journal's own files, ignoring all others in the folder."""
-    for date in filter(lambda path: _DATE.fullmatch(path.name), _entries(folder)):
-        for path in filter(lambda path: _FILE.fullmatch(path.name), _entries(date)):
+    for date in _list_matching(folder, _DATE):
+        for path in _list_matching(date, _FILE):
             with suppress(FileNotFoundError):  # another writer has removed it
                 attributes = path.lstat()
                 if stat.S_ISREG(attributes.st_mode):
                     yield _JournalFile(f"{date.name.removeprefix('date=')}T{path.name[:2]}", path, attributes.st_size)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     try:
-        return list(folder.iterdir())
+        return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
     except (FileNotFoundError, NotADirectoryError):  # removed by another writer, or not a folder
         return []
 
 
 def _remove(path: Path, current_hour: str) -> None:
+    """Remove a file, and its date's folder if that is empty then; the current date's folder stays."""
     path.unlink(missing_ok=True)
     if not current_hour.startswith(path.parent.name.removeprefix("date=")):
-        with suppress(OSError):  # it still holds other files
+        with suppress(OSError):  # the folder still holds other files
             path.parent.rmdir()

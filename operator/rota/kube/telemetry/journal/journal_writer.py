@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,17 +27,22 @@ MIN_LIMIT_BYTES = 2**20
 MAX_LIMIT_BYTES = 2**60  # no disk is so large: a larger value is a typing error
 MAX_QUEUED_VALUES = 1_000_000  # values in records that wait for a slow disk: about 60 MB
 MAX_BATCH_RECORDS = 200  # records in one write
-RETRY_SECONDS = 5.0
-CLOSE_SECONDS = 5.0
+RETRY_SECONDS = 5.0  # after a failed write, for which records are dropped without a try
+CLOSE_SECONDS = 5.0  # for the last writes when the operator ends
 TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
 
 JournalRecord = Mapping[str, Any]
-_Line = tuple[str, str, bytes]  # its time, its hour, and its text
 
-_UNITS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_UNIT_EXPONENTS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}  # of 1000, or of 1024 with an i
 
 _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
+
+
+class _Line(NamedTuple):
+    at: str
+    hour: str  # of the file, in UTC
+    text: bytes  # the record, as a line of JSON
 
 
 def parse_size_limit(text: str) -> int:
@@ -45,7 +50,8 @@ def parse_size_limit(text: str) -> int:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([kKMGTP]?)(i?)", text.strip(), re.ASCII)
     if not match or (match[3] and not match[2]):
         raise ValueError(f"--journal-limit {text!r} is not a size; use one such as 8Gi or 500Mi")
-    limit = int(float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2]])
+    number, unit, binary = match.groups()
+    limit = int(float(number) * (1024 if binary else 1000) ** _UNIT_EXPONENTS[unit])
     if limit < MIN_LIMIT_BYTES:
         raise ValueError(f"--journal-limit {text!r} is too small; the minimum is 1Mi")
     if limit > MAX_LIMIT_BYTES:
@@ -104,9 +110,9 @@ class Journal:
             return
         values = sum(map(_count_values, queued))
         with self._condition:
-            is_dropped = self._closing or (
-                self._unwritten_values and self._unwritten_values + values > MAX_QUEUED_VALUES
-            )
+            # Records that exceed the limit alone are queued if no others wait: they could never be written otherwise.
+            is_full = self._unwritten_values > 0 and self._unwritten_values + values > MAX_QUEUED_VALUES
+            is_dropped = self._closing or is_full
             if not is_dropped:
                 self._queued += queued
                 self._unwritten_values += values
@@ -129,9 +135,9 @@ class Journal:
         is_last = False
         while not is_last:
             with self._condition:
-                # Write the gap record even if no other record follows.
-                idle = RETRY_SECONDS if self._unreported_drops else None
-                self._condition.wait_for(lambda: self._queued or self._closing, idle)
+                # While drops are unreported, stop waiting after a while: the gap record needs no other record.
+                timeout = RETRY_SECONDS if self._unreported_drops else None
+                self._condition.wait_for(lambda: self._queued or self._closing, timeout)
                 records = self._queued
                 self._queued = []
                 values = self._unwritten_values
@@ -145,9 +151,10 @@ class Journal:
         self._close_output()
 
     def _write_batch(self, records: list[JournalRecord], *, dropped: int = 0, is_forced: bool = False) -> None:
-        """Write records, then one about a `gap`. Within RETRY_SECONDS of a failure, drop them unless `is_forced`."""
+        """Write records, and a `gap` record of `dropped` ones; soon after a failure, drop them unless `is_forced`."""
         record_lines = self._encode_records(records)
-        lines = record_lines + self._encode_records([self._gap_record(dropped)] if dropped else [])
+        gap_lines = self._encode_records([self._gap_record(dropped)]) if dropped else []
+        lines = record_lines + gap_lines
         unwritten = len(lines)
         reason = "the last write failed"
         if is_forced or time.monotonic() >= self._retry_at:
@@ -156,16 +163,16 @@ class Journal:
             _log.warning("The journal is writable again; %d records were dropped", dropped)
             with self._condition:
                 self._unreported_drops -= dropped
-        lost = record_lines[len(lines) - unwritten :]
+        lost = record_lines[len(lines) - unwritten :]  # the unwritten lines are the last ones; a gap record is none
         if lost:
-            self._note_dropped(lost[0][0], len(lost), reason)
+            self._note_dropped(lost[0].at, len(lost), reason)
 
     def _append_lines(self, lines: list[_Line]) -> tuple[int, str]:
         """Write lines, one write per hour; return how many could not be written, and the reason."""
         unwritten = len(lines)
         try:
-            for hour, run in groupby(lines, key=lambda line: line[1]):
-                texts = [text for _, _, text in run]
+            for hour, run in groupby(lines, key=lambda line: line.hour):
+                texts = [line.text for line in run]
                 unwritten -= len(texts)
                 self._append_to_output(hour, b"".join(texts))
         except WriteFailedError as stopped:
@@ -177,7 +184,7 @@ class Journal:
         lines = []
         for record in records:
             try:
-                lines.append((at := record["at"], _utc_hour(at), _encode(record) + b"\n"))
+                lines.append(_Line(record["at"], _utc_hour(record["at"]), _encode(record) + b"\n"))
             except Exception as error:  # noqa: BLE001 - an invalid record must not affect the others
                 self._note_dropped(format_time(time.time()), 1, f"{single_line(repr(record))}: {error}")
         return lines
@@ -198,7 +205,7 @@ class Journal:
 
 
 def _count_values(record: JournalRecord) -> int:
-    """Estimate the number of values in a record. Elements of a container are assumed to be alike, for speed."""
+    """Estimate the number of values in a record. Elements of a container count like its first one, for speed."""
     return len(record) + sum(_count_nested_values(value) for value in record.values() if type(value) is dict)
 
 

@@ -5,11 +5,12 @@ the generations.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from rota.documents import Assignment
 from rota.kube.reconcile.reconciler import ReconcileResult
+from rota.kube.telemetry.journal.journal_writer import JournalRecord
 from rota.kube.telemetry.rebalances import CompletedRebalance, RebalanceChange
 from rota.model import Queue
 from rota.planner import Snapshot, owners_record
@@ -18,33 +19,40 @@ from rota.records import journal_record
 from rota.redelivery import ReaderProcess, Redelivery, RedeliveryCause
 from rota.timestamps import format_time, parse_time
 
-JournalRecord = Mapping[str, Any]
-HOUR_CHARACTERS = len("2026-11-21T08")
+HOUR_CHARACTERS = len("2026-11-21T08")  # of a timestamp
 
 
-class _LastOwnership(NamedTuple):
-    hour: str
-    generation: int
+class _HourAndGeneration(NamedTuple):
+    hour: str  # the UTC hour of a group's last reconcile
+    generation: int  # of its assignment then
+
+
+class _RedeliveryOrigin(NamedTuple):
+    cause: RedeliveryCause
+    is_estimate: bool
+    previous_reader: ReaderProcess
+    next_reader: ReaderProcess
 
 
 class JournalRecorder:
-    """Makes the records of groups, and remembers when each group's ownership was last recorded."""
+    """Makes the records of groups, and remembers the hour and generation of each group's last reconcile."""
 
     def __init__(self) -> None:
-        self._last_ownership: dict[str, _LastOwnership] = {}
+        self._last_seen: dict[str, _HourAndGeneration] = {}
 
-    def forget_groups(self, is_known: Callable[[str], bool]) -> None:
-        """Forget groups that were deleted, or that another operator records."""
-        self._last_ownership = {group: entry for group, entry in self._last_ownership.items() if is_known(group)}
+    def forget(self, group: str) -> None:
+        """Forget a deleted group."""
+        self._last_seen.pop(group, None)
 
     def build_records(
         self, result: ReconcileResult, change: RebalanceChange, now: float, snapshot: Callable[[], Snapshot]
     ) -> Iterator[JournalRecord]:
-        """Yield the records of a group's reconcile; `now` is the time of day."""
+        """Yield the records of a group's reconcile; `now` is in seconds since 1970."""
         group = result.group.namespaced_name
         at = format_time(now)
         yield from _obeyed_records(group, at, change)
-        if change.completed and (record := _rebalance_record(group, at, change.completed)):
+        record = _rebalance_record(group, at, change.completed) if change.completed else None
+        if record:
             yield record
         document = result.group.stored_assignment.document
         spec = result.group.resolved_spec.spec
@@ -52,13 +60,14 @@ class JournalRecorder:
             yield owners_record(snapshot(), result.plan, document, spec, now)
 
     def _is_ownership_due(self, group: str, hour: str, document: Assignment) -> bool:
-        last = self._last_ownership.get(group)
-        self._last_ownership[group] = _LastOwnership(hour, document.generation)
+        """Whether the group's full ownership must be recorded; note the hour and generation of this reconcile."""
+        last = self._last_seen.get(group)
+        self._last_seen[group] = _HourAndGeneration(hour, document.generation)
         return last is None or last.hour != hour or _is_generation_gap(last.generation, document)
 
 
 def _is_generation_gap(last_generation: int, document: Assignment) -> bool:
-    """Whether plan records do not lead from the last recorded generation to this document."""
+    """Whether plan records do not lead from that generation to this document, so that readers need all owners again."""
     if document.generation == last_generation:
         return False
     return document.generation != last_generation + 1 or document.barrier == document.generation
@@ -83,20 +92,22 @@ def _rebalance_record(group: str, at: str, completed: CompletedRebalance) -> Jou
 
 
 def redelivered_records(group: str, now: float, entries: Iterable[Redelivery]) -> Iterator[JournalRecord]:
-    """Yield one record per cause and pair of members for redelivered messages; `now` is the time of day."""
-    by_origin: defaultdict[tuple[RedeliveryCause, bool, ReaderProcess, ReaderProcess], list[Redelivery]] = defaultdict(
-        list
-    )
+    """Yield one record per cause and pair of members for redelivered messages; `now` is in seconds since 1970."""
+    by_origin: defaultdict[_RedeliveryOrigin, list[Redelivery]] = defaultdict(list)
     for entry in entries:
-        by_origin[entry.cause, entry.is_estimate, entry.previous_reader, entry.next_reader].append(entry)
-    for (cause, is_estimate, reader, successor), same_origin in sorted(by_origin.items()):
+        origin = _RedeliveryOrigin(entry.cause, entry.is_estimate, entry.previous_reader, entry.next_reader)
+        by_origin[origin].append(entry)
+    for origin, same_origin in sorted(by_origin.items()):
+        from_reader = {"from": origin.previous_reader.member, "fromUid": origin.previous_reader.uid}
+        to_reader = {"to": origin.next_reader.member, "toUid": origin.next_reader.uid}
         yield journal_record(
             "redelivered",
             group,
             format_time(now),
-            cause=str(cause),
+            cause=str(origin.cause),
             messages=sum(entry.messages for entry in same_origin),
-            estimate=is_estimate,
-            **{"from": reader.member, "fromUid": reader.uid, "to": successor.member, "toUid": successor.uid},
+            estimate=origin.is_estimate,
+            **from_reader,
+            **to_reader,
             queues=to_ranges(entry.queue for entry in same_origin),
         )

@@ -1,0 +1,68 @@
+"""Makes the journal's `offsets` records: at most one per group and minute, because samples are frequent."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+from rota.kube.brokers.lag.lag_history import QueueLag
+from rota.kube.brokers.lag.lag_poller import GroupLag
+from rota.kube.client.objects import ObjectKey
+from rota.kube.telemetry.journal.journal_writer import JournalRecord
+from rota.model import Queue
+from rota.records import journal_record
+from rota.timestamps import format_time
+
+RECORD_INTERVAL_SECONDS = 60.0
+
+
+class OffsetRecorder:
+    """Makes the records of groups, and remembers when each group had its last one."""
+
+    def __init__(self, lag_of: Callable[[ObjectKey], GroupLag]) -> None:
+        self._lag_of = lag_of
+        self._last_recorded_at: dict[ObjectKey, float] = {}
+
+    async def build_due_records(self, keys: Iterable[ObjectKey], now: float) -> list[JournalRecord]:
+        """Return records of groups that had none in the last minute; a thread builds them, as there may be many."""
+        recent = {key: at for key, at in self._last_recorded_at.items() if now < at + RECORD_INTERVAL_SECONDS}
+        due = [key for key in keys if key not in recent]
+        # Before the await: the poll of another broker may end during it, with the same groups.
+        self._last_recorded_at = recent | dict.fromkeys(due, now)
+        built = await asyncio.to_thread(lambda: [_build_record(key, self._lag_of(key)) for key in due])
+        for key, record in zip(due, built, strict=True):
+            if record is None:
+                self._last_recorded_at.pop(key, None)  # its lag is unknown: it is due again at the next poll
+        return [record for record in built if record]
+
+
+def _build_record(key: ObjectKey, lag: GroupLag) -> JournalRecord | None:
+    samples = {
+        queue: sample
+        for queue, sample in lag.queues.items()
+        if sample.max_offset is not None and _is_position_known(sample)
+    }
+    if not samples or lag.sampled_at is None:
+        return None
+    lag_states = Counter(str(sample.lag_state) for sample in samples.values() if sample.lag_state)
+    topics: dict[str, dict[str, Any]] = {}
+    for (topic, broker), queues in groupby(sorted(samples), key=lambda queue: (queue.topic, queue.broker)):
+        topics.setdefault(topic, {})[broker] = _columns(list(queues), samples)
+    at = format_time(lag.sampled_at)
+    return journal_record("offsets", "/".join(key), at, topics=topics, verdicts=dict(lag_states))  # a frozen name
+
+
+def _is_position_known(sample: QueueLag) -> bool:
+    """Whether the group's position is known. A group that never committed has a lag, counted from its start."""
+    return sample.committed is not None or sample.lag is not None
+
+
+def _columns(queues: list[Queue], samples: Mapping[Queue, QueueLag]) -> dict[str, list[int | None]]:
+    rows = [samples[queue] for queue in queues]
+    return {
+        "ids": [queue.id for queue in queues],
+        "first": [row.min_offset for row in rows],
+        "last": [row.max_offset for row in rows],
+        "committed": [row.committed for row in rows],
+    }
