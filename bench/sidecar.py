@@ -97,7 +97,8 @@ def _measure_idle_memory(rocketmq: RocketMQ) -> int:
     """Return the resident memory in MB of a sidecar that owns queues without new messages."""
     member = BenchMember(rocketmq, "idle", startFrom={"position": "Latest"})
     member.give(1, _queues(TOPIC))
-    eventually(lambda: len(re.findall('"committed":[0-9]', member.get("v1/report"))) == QUEUES)
+    reads_all = f'"held":{{"{TOPIC}":{{"broker-0":"0-{QUEUES - 1}"}}}}', '"states":{}'  # no queue waits for anything
+    eventually(lambda: all(part in member.get("v1/report") for part in reads_all))
     time.sleep(5)
     result = _megabytes(member.process.pid, "VmRSS")
     member.end()

@@ -3,6 +3,9 @@
 Samples of any number of queues are rows of columns; each row has the index of the same queue's previous sample. So
 samples of one time need not be adjacent, and queues may come and go. All queues step back in time together, and a queue
 with a known result drops out.
+
+There are two kinds of indices. A *row* is the index of a sample in the columns. A *slot* is the index of a queue among
+those that are judged: in `judged_rows`, in the results, and in each array with one element per judged queue.
 """
 
 from typing import NamedTuple
@@ -20,7 +23,8 @@ START_EARLIEST = 1
 START_UNKNOWN = 2
 START_CODES = {"Latest": START_LATEST, "Earliest": START_EARLIEST}  # other positions: unknown
 NO_LAG = np.iinfo(np.int64).min  # the lag is unknown
-LAG_STATES = (None, *LagState)  # lag states are indices into this tuple
+LAG_STATES = (None, *LagState)  # a lag state's code is its index in this tuple
+NO_STATE = 0  # the code of None
 _STATE_CODES = {state: code for code, state in enumerate(LAG_STATES)}
 _MAX_INT64 = np.iinfo(np.int64).max
 
@@ -53,71 +57,110 @@ class SampleWindow(NamedTuple):
 
 def compute_lags(samples: OffsetColumns) -> Offsets:
     """Return by how many messages the group is behind at each sample, or `NO_LAG`."""
+    committed = samples.committed_offset
     stored = samples.max_offset - samples.min_offset
-    lag = np.where(
-        samples.committed_offset > samples.max_offset,
-        NO_LAG,
-        samples.max_offset - np.maximum(samples.committed_offset, samples.min_offset),
-    )
-    initial = np.where(
-        (samples.start_code == START_LATEST) | (stored == 0),
-        0,
-        np.where(samples.start_code == START_EARLIEST, stored, NO_LAG),
-    )
-    result = np.where(
-        samples.committed_offset >= 0, lag, np.where(samples.committed_offset == NOT_COMMITTED, initial, NO_LAG)
-    )
-    return np.where(stored < 0, NO_LAG, result)
+    is_uncommitted = committed == NOT_COMMITTED
+    cases: list[tuple[NDArray[np.bool_], Offsets | int]] = [  # the first condition that holds counts
+        (stored < 0, NO_LAG),
+        (
+            (committed >= 0) & (committed <= samples.max_offset),
+            samples.max_offset - np.maximum(committed, samples.min_offset),
+        ),
+        (is_uncommitted & ((samples.start_code == START_LATEST) | (stored == 0)), 0),
+        (is_uncommitted & (samples.start_code == START_EARLIEST), stored),
+    ]
+    return np.select([condition for condition, _ in cases], [lag for _, lag in cases], NO_LAG)
+
+
+class _Movement(NamedTuple):
+    """How the queues' offsets and lags moved over the samples in their windows: one element per slot.
+
+    Samples without a lag do not count.
+    """
+
+    sample_count: NDArray[np.int64]
+    newest_offset: Offsets  # the last committed offset; -1: none
+    highest_offset: Offsets  # of the committed offsets; -1: none
+    lowest_offset: Offsets  # of the committed offsets; _MAX_INT64: none
+    oldest_lag: Offsets
+    lag_fell: NDArray[np.bool_]  # from one sample to the next
+    was_at_end: NDArray[np.bool_]  # without lag in some sample
+    had_owner: NDArray[np.bool_]  # in some sample
 
 
 def compute_lag_states(
     samples: OffsetColumns, lags: Offsets, judged_rows: RowIndices, window: SampleWindow
 ) -> NDArray[np.int8]:
     """Return the lag state at the judged rows, each from its own and earlier samples; `lags`: from `compute_lags`."""
-    count = np.zeros(len(judged_rows), np.int64)
-    newest = np.full(len(judged_rows), -1)
-    highest = np.full(len(judged_rows), -1)
-    lowest = np.full(len(judged_rows), _MAX_INT64)
-    newest_lag = np.full(len(judged_rows), NO_LAG)
-    oldest_lag = np.full(len(judged_rows), _MAX_INT64)
-    at_end, had_owner, falls = (np.zeros(len(judged_rows), np.bool_) for _ in range(3))
-    rows = np.arange(len(judged_rows))
-    sample_rows = judged_rows
+    moved = _measure_movement(samples, lags, judged_rows, window)
+    has_committed = moved.highest_offset >= 0
+    is_still = ~has_committed | (moved.lowest_offset == moved.highest_offset)
+    is_unknown = (moved.sample_count < 2) | (lags[judged_rows] == NO_LAG)  # noqa: PLR2004 - a movement has two ends
+    states = [  # the first condition that holds counts, as in `rota.lag.compute_lag_state`
+        (is_unknown, NO_STATE),
+        (moved.newest_offset < moved.highest_offset, _STATE_CODES[LagState.REWOUND]),
+        (moved.was_at_end & (has_committed | moved.had_owner), _STATE_CODES[LagState.KEEPING_UP]),
+        (moved.was_at_end, NO_STATE),
+        (is_still & moved.had_owner, _STATE_CODES[LagState.STALLED]),
+        (is_still, _STATE_CODES[LagState.STOPPED]),
+        ((lags[judged_rows] > moved.oldest_lag) & ~moved.lag_fell, _STATE_CODES[LagState.SLOW]),
+    ]
+    conditions = [condition for condition, _ in states]
+    codes = [code for _, code in states]
+    return np.select(conditions, codes, _STATE_CODES[LagState.KEEPING_UP]).astype(np.int8)
+
+
+def _measure_movement(
+    samples: OffsetColumns, lags: Offsets, judged_rows: RowIndices, window: SampleWindow
+) -> _Movement:
+    """Go back from the judged rows, one sample at a time, as long as samples are in a queue's window."""
+    count = len(judged_rows)
+    moved = _Movement(
+        sample_count=np.zeros(count, np.int64),
+        newest_offset=np.full(count, -1),
+        highest_offset=np.full(count, -1),
+        lowest_offset=np.full(count, _MAX_INT64),
+        oldest_lag=np.full(count, _MAX_INT64),
+        lag_fell=np.zeros(count, np.bool_),
+        was_at_end=np.zeros(count, np.bool_),
+        had_owner=np.zeros(count, np.bool_),
+    )
+    slots = np.arange(count)  # of the queues whose windows have not ended
+    rows = judged_rows  # of the same queues: the present sample
     samples_taken = 0
-    while len(rows):
-        age = samples.sampled_at[judged_rows[rows]] - samples.sampled_at[sample_rows]
-        inside = (age <= window.always_within_seconds) | (
+    while len(slots):
+        age = samples.sampled_at[judged_rows[slots]] - samples.sampled_at[rows]
+        is_inside = (age <= window.always_within_seconds) | (
             (age <= window.max_age_seconds) & (samples_taken < window.max_samples)
         )
-        rows = rows[inside]
-        sample_rows = sample_rows[inside]
-        has_lag = lags[sample_rows] != NO_LAG
-        queues = rows[has_lag]
-        lag_rows = sample_rows[has_lag]
-        lag = lags[lag_rows]
-        committed = samples.committed_offset[lag_rows]
-        at_end[queues] |= lag == 0
-        had_owner[queues] |= samples.has_owner[lag_rows]
-        falls[queues] |= lag > oldest_lag[queues]
-        oldest_lag[queues] = lag
-        newest_lag[queues] = np.where(count[queues] == 0, lag, newest_lag[queues])
-        newest[queues] = np.where((newest[queues] < 0) & (committed >= 0), committed, newest[queues])
-        highest[queues] = np.maximum(highest[queues], committed)
-        lowest[queues] = np.where(committed >= 0, np.minimum(lowest[queues], committed), lowest[queues])
-        count[queues] += 1
+        slots = slots[is_inside]
+        rows = rows[is_inside]
+        has_lag = lags[rows] != NO_LAG
+        _add_earlier_samples(moved, slots[has_lag], rows[has_lag], samples, lags)
         samples_taken += 1
-        sample_rows = samples.previous_row[sample_rows]
-        rows = rows[sample_rows >= 0]
-        sample_rows = sample_rows[sample_rows >= 0]
-    still = np.where(had_owner, _STATE_CODES[LagState.STALLED], _STATE_CODES[LagState.STOPPED])
-    moving = np.where(
-        (newest_lag > oldest_lag) & ~falls, _STATE_CODES[LagState.SLOW], _STATE_CODES[LagState.KEEPING_UP]
-    )
-    result = np.where(lowest >= highest, still, moving)
-    result = np.where(at_end, np.where(had_owner | (highest >= 0), _STATE_CODES[LagState.KEEPING_UP], 0), result)
-    result = np.where(newest < highest, _STATE_CODES[LagState.REWOUND], result)
-    unknown = (count < 2) | (lags[judged_rows] == NO_LAG)  # noqa: PLR2004 - a movement has two ends
-    return np.where(unknown, 0, result).astype(np.int8)
+        rows = samples.previous_row[rows]
+        slots = slots[rows >= 0]
+        rows = rows[rows >= 0]
+    return moved
+
+
+def _add_earlier_samples(
+    moved: _Movement, slots: RowIndices, rows: RowIndices, samples: OffsetColumns, lags: Offsets
+) -> None:
+    """Add to each slot's movement the sample before those that were added."""
+    lag = lags[rows]
+    committed = samples.committed_offset[rows]
+    has_committed = committed >= 0
+    is_newest_offset = (moved.newest_offset[slots] < 0) & has_committed
+    lowest = moved.lowest_offset[slots]
+    moved.was_at_end[slots] |= lag == 0
+    moved.had_owner[slots] |= samples.has_owner[rows]
+    moved.lag_fell[slots] |= lag > moved.oldest_lag[slots]  # until now that is the lag of the next sample in time
+    moved.oldest_lag[slots] = lag
+    moved.newest_offset[slots[is_newest_offset]] = committed[is_newest_offset]
+    moved.highest_offset[slots] = np.maximum(moved.highest_offset[slots], committed)
+    moved.lowest_offset[slots] = np.where(has_committed, np.minimum(lowest, committed), lowest)
+    moved.sample_count[slots] += 1
 
 
 def compute_delays(
@@ -129,35 +172,38 @@ def compute_delays(
     """
     lag = lags[judged_rows]
     committed = samples.committed_offset[judged_rows]
-    result = np.where(lag == 0, 0.0, np.nan)
-    rows = np.flatnonzero((lag != NO_LAG) & (lag != 0) & (committed >= 0))
     now = samples.sampled_at[judged_rows]
     next_offset = np.maximum(committed, samples.min_offset[judged_rows])
+    # By slot: time and end offset of the sample that follows, in time, the one in `rows`.
     later_at = now.copy()
-    later_last = samples.max_offset[judged_rows].copy()
-    sample_rows = samples.previous_row[judged_rows[rows]]
-    while len(rows):
+    later_end = samples.max_offset[judged_rows].copy()
+    result = np.where(lag == 0, 0.0, np.nan)
+    slots = np.flatnonzero((lag != NO_LAG) & (lag != 0) & (committed >= 0))
+    rows = samples.previous_row[judged_rows[slots]]
+    while len(slots):
         # A queue's history starts at its first sample, or where the end fell: earlier samples are of a deleted topic.
-        over = (sample_rows < 0) | (now[rows] - samples.sampled_at[sample_rows] > max_age_seconds)
-        over |= (samples.committed_offset[sample_rows] != OFFSET_UNKNOWN) & (
-            samples.max_offset[sample_rows] > later_last[rows]
-        )
-        finished = rows[over]
+        has_no_sample = rows < 0  # the next two conditions then read an unrelated sample, and do not matter
+        is_too_old = now[slots] - samples.sampled_at[rows] > max_age_seconds
+        end_fell = (samples.committed_offset[rows] != OFFSET_UNKNOWN) & (samples.max_offset[rows] > later_end[slots])
+        is_finished = has_no_sample | is_too_old | end_fell
+        finished = slots[is_finished]
         covered = now[finished] - later_at[finished]
-        bounded = (next_offset[finished] < later_last[finished]) & (covered >= MIN_HISTORY_SECONDS)
-        result[finished[bounded]] = covered[bounded]
-        rows = rows[~over]
-        sample_rows = sample_rows[~over]
-        sampled = samples.committed_offset[sample_rows] != OFFSET_UNKNOWN
-        at = samples.sampled_at[sample_rows]
-        last = samples.max_offset[sample_rows]
-        target = next_offset[rows]
-        later = later_last[rows]
-        crossed = sampled & (last <= target) & (target < later)
-        part = (target[crossed] - last[crossed] + 1) / (later[crossed] - last[crossed])
-        result[rows[crossed]] = now[rows[crossed]] - (at[crossed] + part * (later_at[rows[crossed]] - at[crossed]))
-        later_at[rows[sampled]] = at[sampled]
-        later_last[rows[sampled]] = last[sampled]
-        rows = rows[~crossed]
-        sample_rows = samples.previous_row[sample_rows[~crossed]]
+        # The oldest sample has the message already, so it has waited at least since then.
+        is_bounded = (next_offset[finished] < later_end[finished]) & (covered >= MIN_HISTORY_SECONDS)
+        result[finished[is_bounded]] = covered[is_bounded]
+        slots = slots[~is_finished]
+        rows = rows[~is_finished]
+        is_known = samples.committed_offset[rows] != OFFSET_UNKNOWN
+        at = samples.sampled_at[rows]
+        end = samples.max_offset[rows]
+        target = next_offset[slots]
+        has_arrived = is_known & (end <= target) & (target < later_end[slots])  # between this sample and the later one
+        # Of the messages that arrived between the two, the one at offset `end` is the first.
+        part = (target - end + 1)[has_arrived] / (later_end[slots] - end)[has_arrived]
+        arrived_at = at[has_arrived] + part * (later_at[slots] - at)[has_arrived]
+        result[slots[has_arrived]] = now[slots[has_arrived]] - arrived_at
+        later_at[slots[is_known]] = at[is_known]
+        later_end[slots[is_known]] = end[is_known]
+        slots = slots[~has_arrived]
+        rows = samples.previous_row[rows[~has_arrived]]
     return result

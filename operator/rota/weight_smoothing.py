@@ -5,10 +5,10 @@ from math import sqrt
 
 from rota.model import Queue
 
-# A member's load has changed if it differs by more than both of these. A noise of 10 % in the weights causes less, even
+# A member's load has changed if it differs by more than both of these. A noise of 10 % in each weight causes less, even
 # if one member was given all queues that looked heavy.
-NOISE_SHARE = 0.3  # of the root of its queues' squared weights
-MIN_CHANGE_SHARE = 0.12  # of the mean load
+NOISE_SHARE = 0.3  # share of the root of the sum of the squared weights of the member's queues
+MIN_CHANGE_SHARE = 0.12  # share of the mean load
 
 Weights = Mapping[Queue, float]
 
@@ -24,14 +24,15 @@ def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str
     previous_total = sum(previous.values())
     if previous.keys() != current.keys() or not previous_total:
         return current
-    change: dict[str, float] = {}
+    changes: dict[str, float] = {}  # by owner; queues without an owner count as those of one more member
     squares: dict[str, float] = {}
-    for queue, weight in current.items():  # only shares are compared: an equal growth of all weights moves nothing
+    for queue, weight in current.items():
         owner = owners.get(queue, "")
-        change[owner] = change.get(owner, 0.0) + weight - previous[queue] * total / previous_total
+        unchanged = previous[queue] * total / previous_total  # only shares count: all weights may grow alike
+        changes[owner] = changes.get(owner, 0.0) + weight - unchanged
         squares[owner] = squares.get(owner, 0.0) + weight * weight
-    mean = total / (len(change.keys() - {""}) or 1)
-    has_changed = any(
-        abs(delta) > max(NOISE_SHARE * sqrt(squares[owner]), MIN_CHANGE_SHARE * mean) for owner, delta in change.items()
-    )
-    return current if has_changed else previous
+    mean_load = total / (len(changes.keys() - {""}) or 1)
+    for owner, change in changes.items():
+        if abs(change) > max(NOISE_SHARE * sqrt(squares[owner]), MIN_CHANGE_SHARE * mean_load):
+            return current
+    return previous

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from rota.pipeline.common.schemas import RECORDED_POLICY, RESULTS
 from rota.pipeline.recommend.cost_weights import CostWeights
-from rota.pipeline.recommend.ranking import costs
+from rota.pipeline.recommend.ranking import compute_costs
 from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
@@ -43,7 +43,7 @@ def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(
             history = generate_history(number, seed, HOURS, kind=KINDS[kind])
             for name, policy in {RECORDED_POLICY: None, **POLICIES}.items():
                 rows.append(a_row(history, name, policy) | {"group": f"{history.group}-{seed}"})
-    costs_frame = costs(
+    costs_frame = compute_costs(
         spark.createDataFrame([tuple(row[name] for name in RESULTS.names) for row in rows], RESULTS), CostWeights()
     )
     tested = costs_frame.where(f"policy != '{RECORDED_POLICY}'").orderBy("group", "rank").collect()

@@ -25,7 +25,7 @@ from rota.pipeline.recommend.ranking import (
     CHOSEN,
     COST_COLUMNS,
     OWN_POLICIES,
-    costs,
+    compute_costs,
     recommend_policies,
     sum_over_groups,
 )
@@ -49,7 +49,7 @@ OTHERS = ("imbalance", "lag_mean", "lag_peak")
 
 def recommend(spark: SparkSession, rows: list[Row], weights: CostWeights | None = None, **options: Any) -> DataFrame:
     result_frame = results(spark, rows)
-    return recommend_policies(costs(result_frame, weights or CostWeights()), result_frame, **options)
+    return recommend_policies(compute_costs(result_frame, weights or CostWeights()), result_frame, **options)
 
 
 def findings_of_costs(groups: int = 0, **costs_by_policy: float) -> Findings:
@@ -70,7 +70,7 @@ def findings_of_gains(groups: dict[str, tuple[float, float]]) -> Findings:
 
 
 def ranked_policies(spark: SparkSession, rows: list[Row]) -> list[str]:
-    ranked = costs(results(spark, rows), CostWeights()).filter("rank is not null").orderBy("rank")
+    ranked = compute_costs(results(spark, rows), CostWeights()).filter("rank is not null").orderBy("rank")
     return [row["policy"] for row in ranked.collect()]
 
 
@@ -94,7 +94,7 @@ def test_recommend_cost_is_the_weighted_sum_of_daily_measures(spark: SparkSessio
     cost_parts = {f"cost_{name}": value for name, value in parts.items()} | {"cost_lag": 40.0}  # lag: 1 and 3 doublings
     row = {"group": "shop/orders", "policy": "recorded", "rank": 1, "cost": 117.0, **cost_parts}
     expected = spark.createDataFrame([tuple(row[name] for name in COSTS.names)], COSTS)
-    costs_frame = costs(results(spark, [two_days]), weights)
+    costs_frame = compute_costs(results(spark, [two_days]), weights)
     assertSchemaEqual(costs_frame.schema, COSTS, ignoreNullable=True)
     assertDataFrameEqual(costs_frame, expected)
 
@@ -106,7 +106,9 @@ def test_recommend_cost_is_independent_of_the_history_length(spark: SparkSession
     for row in group():
         longer = {name: row[name] * 7 for name in totals}
         week.append(Row(**{**row.asDict(), **longer}))
-    assertDataFrameEqual(costs(results(spark, week), CostWeights()), costs(results(spark, group()), CostWeights()))
+    assertDataFrameEqual(
+        compute_costs(results(spark, week), CostWeights()), compute_costs(results(spark, group()), CostWeights())
+    )
 
 
 def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(spark: SparkSession) -> None:
@@ -116,14 +118,18 @@ def test_recommend_ranks_sticky_first_for_rollouts_and_balanced_for_skewed_load(
 
 def test_recommend_breaks_ties_by_recorded_policy_then_moves_then_name(spark: SparkSession) -> None:
     rows = [a_result(policy=name, moves=moves) for name, moves in (("a", 9), ("recorded", 9), ("b", 9), ("c", 3))]
-    ranks = costs(results(spark, rows), ZERO_WEIGHTS).orderBy("rank").select("policy", "rank")
+    ranks = compute_costs(results(spark, rows), ZERO_WEIGHTS).orderBy("rank").select("policy", "rank")
     expected = ["recorded", "c", "a", "b"]
     assertDataFrameEqual(ranks, [Row(policy=name, rank=rank) for rank, name in enumerate(expected, 1)])
 
 
 def test_recommend_gives_no_rank_or_cost_to_an_unusable_policy(spark: SparkSession) -> None:
     unusable = a_result(policy="steady", problem="Custom strategy x is not installed")
-    row = costs(results(spark, [*satisfied_group()[:1], unusable]), CostWeights()).filter("policy = 'steady'").first()
+    row = (
+        compute_costs(results(spark, [*satisfied_group()[:1], unusable]), CostWeights())
+        .filter("policy = 'steady'")
+        .first()
+    )
     assert row is not None
     assert [row[name] for name in ("rank", "cost", *COST_COLUMNS)] == [None] * 9
 
@@ -132,10 +138,10 @@ def test_recommend_ignores_a_measure_that_is_unknown_for_one_usable_policy(spark
     unknown = [None, float("nan"), float("inf")]
     rows = [a_result(f"a/{lag}", moves=5, lag_mean=9000.0) for lag in unknown]
     rows += [a_result(f"a/{lag}", "steady", moves=9, lag_mean=lag) for lag in unknown]
-    first = costs(results(spark, rows), CostWeights()).filter("rank = 1").select("policy").collect()
+    first = compute_costs(results(spark, rows), CostWeights()).filter("rank = 1").select("policy").collect()
     assert [row["policy"] for row in first] == ["recorded"] * 3, "otherwise an unknown measure would be the cheapest"
     broken = [rows[0], Row(**{**rows[3].asDict(), "problem": "It is broken"})]
-    row = costs(results(spark, broken), CostWeights()).filter("policy = 'recorded'").first()
+    row = compute_costs(results(spark, broken), CostWeights()).filter("policy = 'recorded'").first()
     assert row is not None
     assert row["cost_lag"] > 0, "an unusable policy hides no measure"
 
@@ -263,7 +269,7 @@ def test_recommend_fleet_cost_sums_groups_and_keeps_groups_that_cannot_switch(sp
         a_result("a/c", "steady", moves=1000),
     ]
     result_frame = results(spark, rows)
-    costs_frame = costs(result_frame, CostWeights())
+    costs_frame = compute_costs(result_frame, CostWeights())
     sums = sum_over_groups(costs_frame, result_frame, recommend_policies(costs_frame, result_frame)).select(
         "policy", "cost", "moves", "usable", "unusable"
     )

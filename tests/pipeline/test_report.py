@@ -25,7 +25,7 @@ from pipeline.simulation_results import (
 )
 from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.recommend.cost_weights import CostWeights
-from rota.pipeline.recommend.ranking import costs, recommend_policies
+from rota.pipeline.recommend.ranking import compute_costs, recommend_policies
 from rota.pipeline.report.formatting import describe_change, format_duration, format_percent, format_value
 from rota.pipeline.report.html import render_report
 from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
@@ -51,7 +51,7 @@ RING = {"policy": "ring", "strategy": "ConsistentHash", "imbalance": 2.6, "lag_p
 
 
 def render(result_frame: DataFrame, series_frame: DataFrame, **options: Any) -> str:
-    costs_frame = costs(result_frame, CostWeights())
+    costs_frame = compute_costs(result_frame, CostWeights())
     chosen = recommend_policies(costs_frame, result_frame)
     defaults: dict[str, Any] = {"policies": POLICIES, "weights": CostWeights()}
     return render_report(

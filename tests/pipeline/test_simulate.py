@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.ingest.facts import Facts, read_facts
 from rota.pipeline.recommend.cost_weights import CostWeights
-from rota.pipeline.recommend.ranking import costs
+from rota.pipeline.recommend.ranking import compute_costs
 from rota.pipeline.replay.job import HEAVY_REPLAY_SIZE, Simulation, pair_policies, simulate_policies
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
@@ -110,7 +110,9 @@ def test_simulate_reports_an_unusable_policy_with_its_reason_and_without_metrics
     ] == [(reason, GROUPS)]
     [row] = [row for row in count_problems(simulation.results).collect() if row.policy == "for-others"]
     assert describe_problem(row, GROUPS) == f"for-others in 4 of 4 groups, such as {row['example']}: unusable: {reason}"
-    ranked = costs(simulation.results, CostWeights()).where("rank is not null").select("policy").distinct().collect()
+    ranked = (
+        compute_costs(simulation.results, CostWeights()).where("rank is not null").select("policy").distinct().collect()
+    )
     assert {row["policy"] for row in ranked} == {"recorded", "sticky"}
 
 

@@ -21,7 +21,7 @@ from rota.planner.situation import Situation
 from rota.planner.target import UNMANAGED_POLICY, StrategyInputs, compute_owners, share_with_unmanaged
 from rota.sentences import pluralize
 from rota.strategies import STRATEGIES
-from rota.strategies.arrays import Owners, nobody, present
+from rota.strategies.arrays import Owners, current_owners, no_owners
 from rota.timestamps import format_time
 
 STRATEGY_FAILED_SUFFIX = "; every queue stays with its owner until that is corrected"
@@ -61,7 +61,7 @@ class DesiredOwners(NamedTuple):
 
     strategy: str
     roster: Roster | None = None  # None: without members or queues, no owner is desired
-    owners: Owners = nobody(0)
+    owners: Owners = no_owners(0)
     problem: Finding | None = None
 
 
@@ -196,7 +196,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
         return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, strategy_inputs_of(situation)))
     except ValueError as error:
         problem = Finding(Reason.STRATEGY_FAILED, f"{error}{STRATEGY_FAILED_SUFFIX}")
-        owners = nobody(0) if roster is None else _keep_present_owners(situation, roster)
+        owners = no_owners(0) if roster is None else _keep_present_owners(situation, roster)
         return DesiredOwners(situation.document.strategy, roster, owners, problem)
 
 
@@ -215,7 +215,7 @@ def unmanaged_queues(situation: Situation) -> frozenset[Queue]:
 def _keep_present_owners(situation: Situation, roster: Roster, *, assign_unowned: bool = False) -> Owners:
     """Keep present owners; the least loaded members get queues of members that left, and unowned ones if asked to."""
     owners = STRATEGIES["Sticky"](roster).copy()
-    present_owners = present(roster)
+    present_owners = current_owners(roster)
     has_owner = present_owners != NO_OWNER
     owners[has_owner] = present_owners[has_owner]
     if assign_unowned:
@@ -252,7 +252,7 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     if desired.roster is None:
         return _unsubscribed_queues(situation)
     queues = desired.roster.queues
-    present_owners = present(desired.roster)
+    present_owners = current_owners(desired.roster)
     members: list[Holder | None] = [situation.pods[name].holder for name in desired.roster.members]
     members.append(None)  # members[NO_OWNER] is members[-1]
     undecided: dict[Queue, Holder | None] = {}

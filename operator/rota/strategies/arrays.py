@@ -1,4 +1,4 @@
-"""Array arithmetic that several strategies share; owners are int32 arrays over `roster.queues`."""
+"""Array arithmetic that several strategies share. Owners are int32 arrays over `roster.queues`: indices of members."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,55 +11,55 @@ Owners = NDArray[np.int32]
 Indices = NDArray[np.int64]
 
 
-def whole(option: object) -> bool:
-    """Whether an option is a whole number from 0 up (True does not count as one)."""
+def is_whole_number(option: object) -> bool:
+    """Whether an option is a whole number from 0 up; True and False are none, although Python takes them as 1 and 0."""
     return isinstance(option, int) and not isinstance(option, bool) and option >= 0
 
 
-def nobody(count: int) -> Owners:
-    """Return an array for `count` queues without owners."""
+def no_owners(count: int) -> Owners:
+    """Return the owners of `count` queues that have none."""
     return np.full(count, NO_OWNER, dtype=np.int32)
 
 
-def present(roster: Roster) -> Owners:
-    """Return the present owners as a read-only view."""
+def current_owners(roster: Roster) -> Owners:
+    """Return the roster's owners as a read-only view."""
     owners: Owners = np.frombuffer(roster.owners, dtype=np.int32)
     owners.flags.writeable = False
     return owners
 
 
 def blocks(queues: int, members: int) -> Indices:
-    """Divide queues into contiguous blocks, one for each member; the first blocks have one queue more."""
-    members = max(min(queues, members), 1)  # further members get nothing
-    share, more = divmod(queues, members)
-    sizes = np.full(members, share)
-    sizes[:more] += 1
-    return np.repeat(np.arange(members), sizes)
+    """Return each queue's member if every member gets a contiguous block; the first blocks have one queue more."""
+    sharing = max(min(queues, members), 1)  # with fewer queues than members, further members get nothing
+    share, larger_blocks = divmod(queues, sharing)
+    sizes = np.full(sharing, share)
+    sizes[:larger_blocks] += 1
+    return np.repeat(np.arange(sharing), sizes)
 
 
 def circle(queues: int, members: int) -> Indices:
-    """Deal queues out one by one, to each member in turn."""
+    """Return each queue's member if queues are dealt out one by one, to each member in turn."""
     return np.arange(queues) % members
 
 
 def by_topic(roster: Roster, divide: Callable[[int, int], Indices]) -> Owners:
-    """Assign each topic separately, as the reference does; `divide(queues, members)` returns indices of members."""
+    """Assign each topic separately, as the reference does, by `divide(queues, members)`, such as `blocks`."""
     sizes = [stop - start for start, stop in roster.topics]
-    shares = {size: divide(size, len(roster.members)) for size in set(sizes)}  # topics of one size have one result
-    return np.concatenate([shares[size] for size in sizes]).astype(np.int32)
+    members_by_size = {size: divide(size, len(roster.members)) for size in set(sizes)}  # equal for topics of one size
+    return np.concatenate([members_by_size[size] for size in sizes]).astype(np.int32)
 
 
-def of_runs(runs: Iterable[Run]) -> Indices:
+def indices_of_runs(runs: Iterable[Run]) -> Indices:
     """Return the indices of all queues in these runs."""
     spans = [np.arange(run.start, run.stop) for run in runs]
     return np.concatenate(spans) if spans else np.empty(0, dtype=np.int64)
 
 
-def ranks(groups: Indices) -> Indices:
-    """Return for each element how many equal elements precede it."""
-    order = np.argsort(groups, kind="stable")
-    arranged = groups[order]
-    first = np.searchsorted(arranged, arranged)
-    result = np.empty(len(groups), dtype=np.int64)
-    result[order] = np.arange(len(groups)) - first
+def count_equal_before(values: Indices) -> Indices:
+    """Return for each element how many equal elements precede it: [5, 7, 5, 5] gives [0, 0, 1, 2]."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first_equal = np.searchsorted(ordered, ordered)
+    result = np.empty(len(values), dtype=np.int64)
+    result[order] = np.arange(len(values)) - first_equal
     return result

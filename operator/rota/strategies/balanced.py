@@ -3,16 +3,17 @@
 Weights of queues (messages a second) and capacities of members are measured, and a measurement may be wrong. A value
 that is not a number, negative or implausible is replaced before use, so a wrong value costs a bounded number of moves.
 
-The cost of an assignment is the sum over members of carried² / capacity, which is least when all members are equally
-full, plus a penalty for every queue whose owner is in another room. The decision is greedy, in three steps:
+The cost of an assignment is the sum over members of load² / capacity, which is least when all members are equally full,
+plus a penalty for every queue whose owner is in another room; `rota.strategies.scales` has the formulas. The decision
+is greedy, in three stages:
 
 1. queues without an owner go, heaviest first, to a member of their room that is not yet full, otherwise to the member
    where they add least cost (this is no move: no member loses them);
 2. a member without any queue takes one from the fullest member that has two;
 3. single queues move wherever that lowers the cost, until no move does. A member's last queue stays.
 
-Steps 2 and 3 end when `maxMoves` queues have been taken from members. Every move of step 3 lowers the cost by more
-than rounding, so the step ends, and a second run on the result changes nothing.
+Stages 2 and 3 end when `maxMoves` queues have been taken from members. Every move of stage 3 lowers the cost by more
+than rounding, so the stage ends, and a second run on the result changes nothing.
 
 Reasons are read off the same scales (`rota.strategies.scales`) after the same decision, so they cannot differ from it.
 """
@@ -27,7 +28,7 @@ import numpy as np
 from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Queue, Roster
 from rota.sentences import pluralize
 from rota.strategies import input_checks
-from rota.strategies.arrays import Owners, whole
+from rota.strategies.arrays import Owners, is_whole_number
 from rota.strategies.phrases import NO_PREVIOUS_OWNER
 from rota.strategies.scales import Scales, Step
 
@@ -36,7 +37,7 @@ MAX_WEIGHT_RATIO = 1000.0  # no queue counts for more than this many ordinary on
 MIN_WEIGHT = 1e-15
 MAX_WEIGHT = 1e15
 MIN_WEIGHT_SHARE = 0.001  # queues that weigh nothing are spread, too: each counts for this share of an ordinary one
-STEPS_PER_MEAN_WEIGHT = 2**40  # steps to a mean weight
+UNITS_PER_MEAN_WEIGHT = 2**40  # weights are whole numbers of units, so small that rounding does not matter
 
 
 def balanced(
@@ -49,7 +50,7 @@ def balanced(
     maxMoves: int | None = None,
 ) -> Owners:
     """Spread weight over capacity, in the queue's room if possible; take at most `maxMoves` queues from members."""
-    if maxMoves is not None and not whole(maxMoves):
+    if maxMoves is not None and not is_whole_number(maxMoves):
         raise ValueError(f"Option maxMoves must be a whole number from 0 up, not {maxMoves!r}")
     scales = _build_scales(roster, queueWeights, memberWeights, queueRooms, memberRooms)
     scales.decide(roster.owners, maxMoves)
@@ -127,9 +128,9 @@ def _scaled_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int
     A retry queue has a negligible weight: it must not make the spread of the other queues uneven.
     """
     weights = _trusted_weights(roster, measured)
-    unit = sum(weights) / len(weights) / STEPS_PER_MEAN_WEIGHT or 1.0
-    floor = int(STEPS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE)
-    negligible = int(STEPS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)
+    unit = sum(weights) / len(weights) / UNITS_PER_MEAN_WEIGHT or 1.0
+    floor = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE)
+    negligible = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)
     return [
         negligible if _is_retry_queue(queue) else round(weight / unit) + floor
         for queue, weight in zip(roster.queues, weights, strict=True)
@@ -197,18 +198,18 @@ class _Reasons:
     def _reason_against_move(self, queue: int, candidates: Sequence[int]) -> tuple[int, str]:
         """Return the best candidate among the emptiest members of each room, and the reason against it."""
         scales = self._scales
-        change, least = min((scales.cost_change(queue, member), member) for member in candidates)
-        change_of_evenness, evenest = min((scales.evenness_change(queue, member), member) for member in candidates)
+        cost_change, cheapest = min((scales.cost_change(queue, member), member) for member in candidates)
+        evenness_change, evenest = min((scales.evenness_change(queue, member), member) for member in candidates)
         for member in candidates:
             if scales.is_worthwhile(scales.cost_change(queue, member), queue, member):
                 obstacle = f"but maxMoves {self._max_moves} allows no more moves"
                 return member, f"it would be better with {self._describe_emptiest(member)}, {obstacle}"
-        if scales.lowers_cost(change, queue):
-            return least, f"{self._describe_emptiest(least)}, is almost as full, so a move is not worth it"
-        if scales.lowers_cost(change_of_evenness, queue):
+        if scales.lowers_cost(cost_change, queue):
+            return cheapest, f"{self._describe_emptiest(cheapest)}, is almost as full, so a move is not worth it"
+        if scales.lowers_cost(evenness_change, queue):
             obstacle = f"but not by enough to leave room {scales.queue_rooms[queue]}"
             return evenest, f"the fleet would be more even with {self._describe_emptiest(evenest)}, {obstacle}"
-        return least, f"moving it to {self._describe_emptiest(least)}, would not make the fleet more even"
+        return cheapest, f"moving it to {self._describe_emptiest(cheapest)}, would not make the fleet more even"
 
     def _describe_emptiest(self, member: int) -> str:
         room = self._scales.member_rooms[member]
@@ -228,11 +229,14 @@ class _Reasons:
         return f"its room {home} {'was full' if home in self._scales.member_rooms else 'has no member'}, and "
 
     def _describe_load(self, member: int, carried: int | None = None) -> str:
-        """Describe a member's load: a number of queues if all queues count alike; retry queues are then left out."""
-        carries = self._scales.loads[member] if carried is None else carried
+        """Describe a member's load, by default the present one.
+
+        It is a number of queues if all count alike; the negligible weight of retry queues is then rounded away.
+        """
+        load = self._scales.loads[member] if carried is None else carried
         if self._has_equal_weights:
-            return pluralize(round(carries / max(self._scales.weights)), "queue")
-        return f"{carries / self._scales.capacities[member] / self._scales.mean_fullness:.0%} of its share"
+            return pluralize(round(load / max(self._scales.weights)), "queue")
+        return f"{load / self._scales.capacities[member] / self._scales.mean_fullness:.0%} of its share"
 
 
 class _ReplacedMeasurements:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rota.model import NO_OWNER, Queue, Roster
 from rota.strategies import input_checks
-from rota.strategies.arrays import Owners, nobody
+from rota.strategies.arrays import Owners, no_owners
 
 
 def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, int]]]) -> Owners:
@@ -18,7 +18,7 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
     """
     member_indexes = {name: index for index, name in enumerate(roster.members)}
     queue_indexes = {queue: index for index, queue in enumerate(roster.queues)}
-    owners = nobody(len(roster.queues))
+    owners = no_owners(len(roster.queues))
     claimed: dict[Queue, str] = {}
     if members is None:
         raise ValueError("Option members must be a mapping of members to their queues, not None")

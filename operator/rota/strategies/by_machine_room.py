@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from rota.model import NO_OWNER, Roster, Run
-from rota.strategies.arrays import Indices, Owners, blocks, nobody, of_runs
+from rota.strategies.arrays import Indices, Owners, blocks, indices_of_runs, no_owners
 
 
 def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
@@ -17,7 +17,7 @@ def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
     if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(room, str) for room in value):
         raise ValueError("Option rooms must be a list of room names")
     chosen = set(rooms)
-    owners = nobody(len(roster.queues))
+    owners = no_owners(len(roster.queues))
     for indices in _indices_by_topic([run for run in roster.runs if room_of(run.broker) in chosen]):
         owners[indices] = _blocks_with_tail(len(indices), len(roster.members))
     return owners
@@ -52,7 +52,7 @@ def _indices_by_topic(runs: list[Run]) -> list[Indices]:
     topics: dict[str, list[Run]] = {}
     for run in runs:
         topics.setdefault(run.topic, []).append(run)
-    return [of_runs(of_topic) for of_topic in topics.values()]
+    return [indices_of_runs(of_topic) for of_topic in topics.values()]
 
 
 def _blocks_with_tail(queues: int, members: int) -> Indices:

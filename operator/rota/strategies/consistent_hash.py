@@ -1,6 +1,7 @@
-"""ConsistentHash: members have many places on a ring, and a queue belongs to the member with the next place.
+"""ConsistentHash: each member has virtual nodes on a ring, and a queue belongs to the member of the next virtual node.
 
-This is the reference's CONSISTENT_HASH.
+Keys are hashed to positions on the ring: those of virtual nodes and those of queues. This is the reference's
+CONSISTENT_HASH.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,10 +10,10 @@ from hashlib import md5
 import numpy as np
 
 from rota.model import Roster
-from rota.strategies.arrays import Indices, Owners, nobody, whole
+from rota.strategies.arrays import Indices, Owners, is_whole_number, no_owners
 
 Hash = Callable[[str], int]
-MAX_VIRTUAL_NODES = 1000  # for each member; more places are slower, and no more even to any visible degree
+MAX_VIRTUAL_NODES = 1000  # for each member; more are slower, and the spread is not visibly more even
 
 
 def ring_position(key: str) -> int:
@@ -21,40 +22,41 @@ def ring_position(key: str) -> int:
 
 
 def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring_position) -> Owners:  # noqa: A002
-    """Give each queue to the first member at or after its place on the ring.
+    """Give each queue to the member of the first virtual node at or after the queue's position on the ring.
 
     Few queues move when a member joins or leaves; the spread is only as even as the hashes happen to be.
     """
-    if not whole(virtualNodes):
+    if not is_whole_number(virtualNodes):
         raise ValueError(f"Option virtualNodes must be a whole number from 0 up, not {virtualNodes!r}")
     if not callable(hash):
         raise ValueError(f"Option hash must be a function from text to number, not {hash!r}")  # noqa: TRY004
     if virtualNodes > MAX_VIRTUAL_NODES:
         raise ValueError(f"Option virtualNodes may be at most {MAX_VIRTUAL_NODES}, not {virtualNodes}")
     if virtualNodes == 0:
-        return nobody(len(roster.queues))
-    replicas = [f"-{number}" for number in range(virtualNodes)]
-    nodes = _ring_positions([member + replica for member in roster.members for replica in replicas], hash)
-    order = np.argsort(nodes, kind="stable")
-    nodes = nodes[order]
-    last = np.append(nodes[1:] != nodes[:-1], True)  # of places at the same position, the last one counts
-    nodes = nodes[last]
-    owners = (order[last] // virtualNodes).astype(np.int32)
-    owned: Owners = owners[np.searchsorted(nodes, _ring_positions(_queue_keys(roster), hash)) % len(nodes)]
-    return owned
+        return no_owners(len(roster.queues))
+    suffixes = [f"-{number}" for number in range(virtualNodes)]
+    positions = _ring_positions([member + suffix for member in roster.members for suffix in suffixes], hash)
+    order = np.argsort(positions, kind="stable")
+    positions = positions[order]
+    is_last = np.append(positions[1:] != positions[:-1], True)  # of virtual nodes at one position, the last one counts
+    positions = positions[is_last]
+    members = (order[is_last] // virtualNodes).astype(np.int32)
+    next_nodes = np.searchsorted(positions, _ring_positions(_queue_keys(roster), hash))
+    owners: Owners = members[next_nodes % len(positions)]  # behind the last virtual node the first one follows
+    return owners
 
 
 def why_consistent_hash(
     roster: Roster, owners: Owners, queues: Sequence[int], *, virtualNodes: int = 10, **_hash: Hash
 ) -> Iterator[str]:
-    """Yield the member with the next place on the ring."""
-    places = len(roster.members) * virtualNodes
+    """Yield the member of the next virtual node on the ring."""
+    node_count = len(roster.members) * virtualNodes
     for queue in queues:
-        if not places:
+        if not node_count:
             yield "with virtualNodes 0 no member is on the ring"
         else:
-            nearest = f"one of the {virtualNodes} of {roster.members[owners[queue]]}"
-            yield f"the next of the {places} places on the ring is {nearest}"
+            owner = roster.members[owners[queue]]
+            yield f"the next of the {node_count} virtual nodes on the ring is one of the {virtualNodes} of {owner}"
 
 
 def _ring_positions(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
@@ -63,9 +65,9 @@ def _ring_positions(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
             return np.fromiter(map(hash, keys), dtype=np.int64)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"Option hash must return integers of at most 63 bits: {error}") from error
-    # The reference's hash: all sums are joined first and cut once, which takes two thirds of the time.
-    sums = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
-    return np.frombuffer(sums, ">u4")[::4].astype(np.int64)
+    # The reference's hash. One array of all digests takes two thirds of the time of cutting each digest.
+    digests = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
+    return np.frombuffer(digests, ">u4")[::4].astype(np.int64)  # the first of the four integers in each digest
 
 
 def _queue_keys(roster: Roster) -> list[str]:

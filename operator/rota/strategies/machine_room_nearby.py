@@ -8,7 +8,7 @@ import numpy as np
 
 from rota.model import NO_OWNER, Queue, Roster, Run, java_sort_key
 from rota.strategies import input_checks
-from rota.strategies.arrays import Owners, nobody, of_runs, present
+from rota.strategies.arrays import Owners, current_owners, indices_of_runs, no_owners
 from rota.strategies.averagely import averagely
 from rota.strategies.custom import owners_array
 
@@ -27,13 +27,13 @@ def machine_room_nearby(
     by_room = _runs_by_room(roster, input_checks.check_texts("Option queueRooms", queueRooms))
     members_by_room = _members_by_room(roster, input_checks.check_texts("Option memberRooms", memberRooms))
     all_members = list(range(len(roster.members)))
-    owners = nobody(len(roster.queues))
+    owners = no_owners(len(roster.queues))
     for room, runs in by_room.items():
         members = members_by_room.get(room, all_members)
-        original_indexes = np.array([*members, NO_OWNER])  # an owner of -1 selects the last entry, which is -1
+        original_indexes = np.array([*members, NO_OWNER])  # NO_OWNER, -1, selects the last entry, which is NO_OWNER
         part = _restrict(roster, runs, members)
         part_owners = owners_array("The inner strategy of MachineRoomNearby", inner(part), part)
-        owners[of_runs(runs)] = original_indexes[part_owners]
+        owners[indices_of_runs(runs)] = original_indexes[part_owners]
     return owners
 
 
@@ -52,14 +52,15 @@ def why_machine_room_nearby(
     reasons: dict[int, str] = {}
     for room, runs in _runs_by_room(roster, queueRooms).items():
         members = members_by_room.get(room, all_members)
-        room_queues = of_runs(runs)
+        room_queues = indices_of_runs(runs)
         indices = np.flatnonzero(np.isin(room_queues, queues))
         inner_reasons = inner(
             _restrict(roster, runs, members), _index_map(roster, members)[owners[room_queues]], indices.tolist()
         )
-        shared = f"has {len(members)} of {len(all_members)} members" if room in members_by_room else "has no member"
+        own_members = f"has {len(members)} of {len(all_members)} members; among them"
+        sharing = own_members if room in members_by_room else "has no member; among all"
         for queue, reason in zip(room_queues[indices].tolist(), inner_reasons, strict=True):
-            reasons[queue] = f"its room {room} {shared}; among {'them' if room in members_by_room else 'all'} {reason}"
+            reasons[queue] = f"its room {room} {sharing} {reason}"
     yield from (reasons[queue] for queue in queues)
 
 
@@ -93,20 +94,22 @@ def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list
 
 def _restrict(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster:
     """Restrict a roster to some runs and members; sorted input stays sorted, so nothing is sorted again."""
-    cut: list[Run] = []
+    adjacent_runs: list[Run] = []
+    start = 0
     for run in runs:
-        start = cut[-1].stop if cut else 0
-        cut.append(run._replace(start=start, stop=start + run.stop - run.start))
+        stop = start + run.stop - run.start
+        adjacent_runs.append(run._replace(start=start, stop=stop))
+        start = stop
     return Roster(
         tuple(chain.from_iterable(roster.queues[run.start : run.stop] for run in runs)),
         tuple(roster.members[index] for index in members),
-        array("i", _index_map(roster, members)[present(roster)[of_runs(runs)]].tobytes()),
-        tuple(cut),
+        array("i", _index_map(roster, members)[current_owners(roster)[indices_of_runs(runs)]].tobytes()),
+        tuple(adjacent_runs),
     )
 
 
 def _index_map(roster: Roster, members: Sequence[int]) -> Owners:
-    """Return each member's index among `members`, -1 for other members; an owner of -1 selects the last entry."""
-    indexes = nobody(len(roster.members) + 1)
+    """Return each member's index among `members`, NO_OWNER for others; NO_OWNER selects the last entry, NO_OWNER."""
+    indexes = no_owners(len(roster.members) + 1)
     indexes[list(members)] = np.arange(len(members))
     return indexes

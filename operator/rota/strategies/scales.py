@@ -1,4 +1,17 @@
-"""The scales of Balanced: members' loads while owners are decided, and the step that gave each queue its owner."""
+"""The scales of Balanced: members' loads while owners are decided, and the step that gave each queue its owner.
+
+A member's load is the sum of its queues' weights, its *fullness* is load / capacity. The cost of an assignment is
+
+    sum over members of load² / capacity  +  penalty · sum of the weights of queues whose owner is in another room
+
+If queue w moves from giver g to taker t, the first sum changes by
+
+    w² · (1 / capacity of g + 1 / capacity of t)  -  2 · w · (fullness of g - fullness of t)
+
+which is least for the w at which both become equally full. The second sum changes by the penalty times -w, 0 or w. The
+penalty is 2 · ROOM_COST_SHARE · mean fullness: a small queue leaves its room if the fullness of its owner and of the
+taker differ by more than ROOM_COST_SHARE of the mean.
+"""
 
 import heapq
 import sys
@@ -13,19 +26,25 @@ MIN_DIFFERENCE_SHARE = 0.02  # two members differ if their fullness differs by t
 ROOM_COST_SHARE = 0.10  # a queue stays in its room while that costs at most this share of the mean fullness
 ROUNDING_SHARE = 1e-9  # rounding errors are below this share
 
-Room = str | None
-WeightedQueue = tuple[float, int]  # a queue's weight, or what moving it changes, and its index: sorts as needed
+Room = str | None  # the machine room of a queue's broker or of a member; None: unknown
+# Plain tuples, since named ones would make Balanced some 5 % slower; the first element is what they are sorted by.
+WeightedQueue = tuple[float, int]  # a queue's weight and index
+CandidateMove = tuple[float, int, int]  # by how much the cost changes, queue, taker
+FullnessEntry = tuple[float, float, int]  # a member's fullness, its negative capacity (most capacity first), its index
 
 
 class Step(Enum):
-    """The step that gave a queue to its owner."""
+    """The step that gave a queue to its owner; in the order of the three stages of `Scales.decide`."""
 
-    HOME = auto()  # it had no owner, and the emptiest member of its room had capacity left
-    EMPTIEST = auto()  # it had no owner, and the emptiest member of all took it
-    CHEAPEST = auto()  # it had no owner, and added least cost here
-    IDLE = auto()  # its taker owned nothing
+    # Stage 1: the queue had no owner.
+    HOME = auto()  # the emptiest member of its room had capacity left
+    EMPTIEST = auto()  # the emptiest member of all took it
+    CHEAPEST = auto()  # it added least cost here
+    # Stage 2.
+    IDLE = auto()  # the taker owned nothing
+    # Stage 3.
     EVEN = auto()  # the fleet became more even
-    HOMEWARD = auto()  # it returned to its room
+    HOMEWARD = auto()  # the queue returned to its room
 
 
 class Placement(NamedTuple):
@@ -55,33 +74,25 @@ class Scales:
         self._queues_by_room: list[dict[Room, list[WeightedQueue]]] = [{} for _ in capacities]
         self._min_difference = self.mean_fullness * MIN_DIFFERENCE_SHARE
         self._room_penalty = 2 * self.mean_fullness * ROOM_COST_SHARE
-        # A heap for each room, with stale entries.
-        self._fullness_heaps: dict[Room, list[tuple[float, float, int]]] = {}
+        # A heap for each room. A change of a member's load only adds an entry: the older ones are stale.
+        self._fullness_heaps: dict[Room, list[FullnessEntry]] = {}
         for member in range(len(capacities)):
             self._push_fullness(member)
 
     def decide(self, current: Sequence[int], max_moves: int | None) -> None:
-        """Take the three steps from the present owners; at most `max_moves` queues are taken from members."""
+        """Run the three stages from the present owners; at most `max_moves` queues are taken from members."""
         self._assign_unowned(current)
-        self._even_out(self._fill_idle_members(sys.maxsize if max_moves is None else max_moves))
+        remaining_moves = self._fill_idle_members(sys.maxsize if max_moves is None else max_moves)
+        self._even_out(remaining_moves)
 
     def fullness(self, member: int) -> float:
         """Return a member's load in proportion to its capacity."""
         return self.loads[member] / self.capacities[member]
 
     def candidates(self, skipped_member: int = NO_OWNER) -> list[int]:
-        """Return the emptiest member of each room."""
-        emptiest = []
-        for heap in self._fullness_heaps.values():
-            excluded = None
-            while heap and (self._is_stale(heap[0]) or heap[0][2] == skipped_member):
-                popped = heapq.heappop(heap)
-                excluded = popped if popped[2] == skipped_member and not self._is_stale(popped) else excluded
-            if heap:
-                emptiest.append(heap[0][2])
-            if excluded:
-                heapq.heappush(heap, excluded)
-        return emptiest
+        """Return the emptiest member of each room, other than `skipped_member`."""
+        emptiest = [self._emptiest(heap, skipped_member) for heap in self._fullness_heaps.values()]
+        return [member for member in emptiest if member != NO_OWNER]
 
     def cost_change(self, queue: int, taker: int) -> float:
         """Return by how much the cost changes if the taker gets the queue from its owner."""
@@ -89,22 +100,22 @@ class Scales:
         return self.evenness_change(queue, taker) + self._room_penalty * self.weights[queue] * mismatch_change
 
     def evenness_change(self, queue: int, taker: int) -> float:
-        """Return the same change without the penalties for other rooms."""
+        """Return by how much the sum of load² / capacity changes if the taker gets the queue from its owner."""
         giver = self.owners[queue]
         weight = self.weights[queue]
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
         return weight * weight * slope - 2 * weight * (self.fullness(giver) - self.fullness(taker))
 
     def lowers_cost(self, change: float, queue: int) -> bool:
-        """Whether moving a queue from its owner lowers the cost, and not just by rounding.
+        """Whether moving a queue from its owner lowers the cost, by more than rounding errors may.
 
-        If a change is near zero, its terms are at most about weight times the owner's fullness; noise is measured
-        against that. Otherwise two placements of equal cost would alternate for ever.
+        If a change is near zero, its terms are at most about weight times the owner's fullness, so rounding errors are
+        measured against that. Without this margin two placements of equal cost would alternate for ever.
         """
         return change < -ROUNDING_SHARE * self.weights[queue] * (self.fullness(self.owners[queue]) + self.mean_fullness)
 
     def is_worthwhile(self, change: float, queue: int, taker: int) -> bool:
-        """Whether the move is also worth it: the members differ clearly, or the queue returns to its room."""
+        """Whether the move lowers the cost, and the members differ clearly or the queue returns to its room."""
         if not self.lowers_cost(change, queue):
             return False
         giver = self.owners[queue]
@@ -124,18 +135,19 @@ class Scales:
                 self._assign(queue, owner)
         unowned = [queue for queue, owner in enumerate(current) if owner == NO_OWNER]
         unowned.sort(key=lambda queue: (-self.weights[queue], queue))
-        for queue in [queue for queue in unowned if not self._assign_in_room(queue)]:
+        remaining = [queue for queue in unowned if not self._assign_in_room(queue)]
+        for queue in remaining:
             candidates = self.candidates()
             _, cheapest = min((self._added_cost(member, queue), member) for member in candidates)
-            emptiest = min(map(self.fullness, candidates)) == self.fullness(cheapest)
-            self._record_placement(Step.EMPTIEST if emptiest else Step.CHEAPEST, queue, cheapest)
+            is_emptiest = min(map(self.fullness, candidates)) == self.fullness(cheapest)
+            self._record_placement(Step.EMPTIEST if is_emptiest else Step.CHEAPEST, queue, cheapest)
             self._assign(queue, cheapest)
 
     def _assign_in_room(self, queue: int) -> bool:
         """Give a queue to a member of its own room that has capacity left or no queue; return whether one was found."""
         home = self.queue_rooms[queue]
-        member = next((member for member in self.candidates() if self.member_rooms[member] == home), None)
-        if home is None or member is None:
+        member = NO_OWNER if home is None else self._emptiest(self._fullness_heaps.get(home, []))
+        if member == NO_OWNER:
             return False
         fullness = (self.loads[member] + self.weights[queue]) / self.capacities[member]
         fits = not self.queue_counts[member] or fullness <= self.mean_fullness * (1 + ROOM_COST_SHARE)
@@ -152,7 +164,8 @@ class Scales:
             if not moves or not givers:
                 break
             _, giver = heapq.heappop(givers)
-            self._move(Step.IDLE, min(self._candidate_moves(giver, idle))[1], idle)
+            _, queue = min((self.cost_change(queue, idle), queue) for queue in self._best_queues(giver, idle))
+            self._move(Step.IDLE, queue, idle)
             moves -= 1
             if self.queue_counts[giver] > 1:
                 heapq.heappush(givers, (-self.fullness(giver), giver))
@@ -167,39 +180,45 @@ class Scales:
             heapq.heapify(givers)
             while givers and moves:
                 _, giver = heapq.heappop(givers)
-                best = min(self._improvements(giver), default=None)
-                if best:
-                    _, queue, taker = best
-                    evens = self.lowers_cost(self.evenness_change(queue, taker), queue)
-                    self._move(Step.EVEN if evens else Step.HOMEWARD, queue, taker)
+                best_move = min(self._improvements(giver), default=None)
+                if best_move:
+                    _, queue, taker = best_move
+                    is_more_even = self.lowers_cost(self.evenness_change(queue, taker), queue)
+                    self._move(Step.EVEN if is_more_even else Step.HOMEWARD, queue, taker)
                     moves -= 1
                     moved = True
                     heapq.heappush(givers, (-self.fullness(giver), giver))
 
-    def _improvements(self, giver: int) -> Iterator[tuple[float, int, int]]:
-        """Yield the moves that lower the cost: (change, queue, taker)."""
+    def _improvements(self, giver: int) -> Iterator[CandidateMove]:
+        """Yield the worthwhile moves of a queue from a member."""
         if self.queue_counts[giver] < 2:  # noqa: PLR2004 - a member's last queue stays
             return
         for taker in self.candidates(skipped_member=giver):
-            for change, queue in self._candidate_moves(giver, taker):
+            for queue in self._best_queues(giver, taker):
+                change = self.cost_change(queue, taker)
                 if self.is_worthwhile(change, queue, taker):
                     yield change, queue, taker
 
-    def _candidate_moves(self, giver: int, taker: int) -> Iterator[WeightedQueue]:
-        """Yield (change of cost, queue) for the queues of each room with weights nearest to the optimum."""
+    def _best_queues(self, giver: int, taker: int) -> Iterator[int]:
+        """Yield the giver's queues of each room with the weights just below and above the optimum for the taker.
+
+        At the optimum the move's change of cost, a quadratic function of the weight, is least.
+        """
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
         gap = self.fullness(giver) - self.fullness(taker)
         for held in self._queues_by_room[giver].values():
-            mismatch_change = self.room_mismatch(taker, held[0][1]) - self.room_mismatch(giver, held[0][1])
-            best = (gap - self._room_penalty * mismatch_change / 2) / slope
-            place = bisect_left(held, (best, -1))
+            _, any_queue = held[0]  # all are of one room
+            mismatch_change = self.room_mismatch(taker, any_queue) - self.room_mismatch(giver, any_queue)
+            optimal_weight = (gap - self._room_penalty * mismatch_change / 2) / slope
+            place = bisect_left(held, (optimal_weight, -1))
             for _, queue in held[max(place - 1, 0) : place + 1]:
-                yield self.cost_change(queue, taker), queue
+                yield queue
 
     def _added_cost(self, member: int, queue: int) -> float:
+        """Return by how much the cost grows if a member gets a queue that has no owner."""
         weight = self.weights[queue]
-        more = weight * (2 * self.loads[member] + weight) / self.capacities[member]
-        return more + self._room_penalty * weight * self.room_mismatch(member, queue)
+        added = weight * (2 * self.loads[member] + weight) / self.capacities[member]
+        return added + self._room_penalty * weight * self.room_mismatch(member, queue)
 
     def _record_placement(self, step: Step, queue: int, taker: int) -> None:
         giver = self.owners[queue]
@@ -230,5 +249,20 @@ class Scales:
         entry = (self.fullness(member), -self.capacities[member], member)
         heapq.heappush(self._fullness_heaps.setdefault(self.member_rooms[member], []), entry)
 
-    def _is_stale(self, entry: tuple[float, float, int]) -> bool:
-        return entry[0] != self.fullness(entry[2])
+    def _emptiest(self, heap: list[FullnessEntry], skipped_member: int = NO_OWNER) -> int:
+        """Return the emptiest member of a room other than `skipped_member`, or NO_OWNER; stale entries are removed."""
+        emptiest = self._first_member(heap)
+        if emptiest == skipped_member and heap:
+            skipped = heap[0]
+            emptiest = self._first_member(heap, skipped_member)
+            heapq.heappush(heap, skipped)
+        return emptiest
+
+    def _first_member(self, heap: list[FullnessEntry], dropped_member: int = NO_OWNER) -> int:
+        """Remove a heap's first entries while they are stale or of `dropped_member`; return the first one's member."""
+        while heap:
+            fullness, _, member = heap[0]
+            if fullness == self.fullness(member) and member != dropped_member:
+                return member
+            heapq.heappop(heap)
+        return NO_OWNER

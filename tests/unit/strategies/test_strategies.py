@@ -12,7 +12,7 @@ import pytest
 from builders import a_roster
 from rota.model import Queue, Roster
 from rota.strategies import allocate, explain, explain_all, named, prepared
-from rota.strategies.arrays import present
+from rota.strategies.arrays import current_owners
 from rota.strategies.averagely import averagely
 from rota.strategies.balanced import replace_implausible
 from rota.strategies.custom import check_owners
@@ -268,7 +268,7 @@ def test_explain_names_an_absent_owner_only_if_it_is_given() -> None:
 
 def test_roster_current_owners_array_is_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
-        present(a_roster())[0] = 1
+        current_owners(a_roster())[0] = 1
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ RATES = {Queue("orders", "broker-a", number): rate for number, rate in enumerate
             {"rooms": ["east"]},
             "belongs to no member: broker broker-a names no room (as room@broker would)",
         ),
-        ("ConsistentHash", {}, "goes to m1: the next of the 30 places on the ring is one of the 10 of m1"),
+        ("ConsistentHash", {}, "goes to m1: the next of the 30 virtual nodes on the ring is one of the 10 of m1"),
         ("ConsistentHash", {"virtualNodes": 0}, "belongs to no member: with virtualNodes 0 no member is on the ring"),
         ("Sticky", {}, "goes to m0: it had no owner; m0 had 0 queues (an even share is 2 or 3)"),
         (

@@ -1,4 +1,1 @@
-"""Shared by all stages of the pipeline: Spark session, schemas of tables, paths of files, checks of names.
-
-Imports no stage.
-"""
+"""Shared by all stages of the pipeline: Spark session, schemas, paths, checks of names. Imports no stage."""

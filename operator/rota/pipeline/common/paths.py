@@ -7,18 +7,9 @@ import re
 from datetime import date
 from pathlib import Path
 
-RECORD_KINDS = (  # kinds of journal records; a lake has a folder for each kind
-    "membership",
-    "plan",
-    "handover",
-    "obeyed",
-    "rebalance",
-    "owners",
-    "offsets",
-    "verdict",
-    "redelivered",
-    "gap",
-)
+from rota.records import KINDS
+
+RECORD_KINDS = tuple(str(kind.__struct_config__.tag) for kind in KINDS)  # a lake has a folder for each kind
 TABLE_FOLDERS = (*RECORD_KINDS, "quarantine")
 
 ANY_DATE_GLOB = "date=*"
@@ -27,9 +18,8 @@ HOUR_FILE_GLOB = "??-*.jsonl"
 HOUR_FILE_PATTERN = re.compile(r"date=(\d{4}-\d\d-\d\d)/(([01]\d|2[0-3])-.+\.jsonl)", re.ASCII)
 EXAMPLE_FILE = "date=2026-11-21/08-NAME.jsonl"
 HOUR_CHARACTERS = len("2026-11-21T08")
-MANIFEST_FIRST_LINE = (
-    "# `rota pipeline recommend` recommends policy "  # first line of our manifests; others are users' files
-)
+# The first line of our manifests begins so; other files are users' own.
+MANIFEST_FIRST_LINE = "# `rota pipeline recommend` recommends policy "
 
 
 def hour_file(hour: str, writer: str) -> str:

@@ -15,188 +15,155 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-_TEXT = StringType()
-_COUNT = LongType()
-_TIME = TimestampType()
-_NUMBER = DoubleType()
+TEXT = StringType()
+COUNT = LongType()
+TIME = TimestampType()
+NUMBER = DoubleType()
 
 
 def _by_name(kind: DataType) -> MapType:
-    return MapType(_TEXT, kind)
+    return MapType(TEXT, kind)
 
 
-def _struct(**fields: DataType) -> StructType:
-    """Return a struct; a trailing underscore, needed for Python keywords, is removed from field names."""
+def table_schema(**fields: DataType) -> StructType:
+    """Return a schema; a trailing underscore, needed for Python keywords, is removed from names."""
     return StructType([StructField(name.removesuffix("_"), kind) for name, kind in fields.items()])
 
 
 def _record_schema(**fields: DataType) -> StructType:
-    return _struct(group=_TEXT, at=_TIME, **fields, date=DateType())
+    return table_schema(group=TEXT, at=TIME, **fields, date=DateType())
 
 
-RANGES = _by_name(_by_name(_TEXT))  # ids such as 0-3,7 by topic and broker
-_OFFSETS = ArrayType(_COUNT)
-OFFSET_COLUMNS = _struct(ids=ArrayType(IntegerType()), first=_OFFSETS, last=_OFFSETS, committed=_OFFSETS)
-_PRESENT = _struct(uid=_TEXT, standing=_TEXT, room=_TEXT)
-_OWNER = _struct(uid=_TEXT, standing=_TEXT, queues=RANGES, room=_TEXT)
-_RELEASING = _struct(from_=_TEXT, fromUid=_TEXT, to=_TEXT, queues=RANGES)
+RANGES = _by_name(_by_name(TEXT))  # ids such as 0-3,7 by topic and broker
+_OFFSETS = ArrayType(COUNT)
+OFFSET_COLUMNS = table_schema(ids=ArrayType(IntegerType()), first=_OFFSETS, last=_OFFSETS, committed=_OFFSETS)
+# A pod in `membership` and in `owners` records; the journal's name for the member state is `standing`.
+_MEMBER = table_schema(uid=TEXT, standing=TEXT, room=TEXT)
+_OWNER = table_schema(uid=TEXT, standing=TEXT, queues=RANGES, room=TEXT)
+_RELEASING = table_schema(from_=TEXT, fromUid=TEXT, to=TEXT, queues=RANGES)
+_PARTIES = {"from_": TEXT, "fromUid": TEXT, "to": TEXT, "toUid": TEXT}  # previous and next owner of queues
+_QUEUE = {"group": TEXT, "topic": TEXT, "broker": TEXT, "queue": IntegerType()}
 
-# Journal records by kind: their fields under the same names, and `date`, the UTC day of `at`.
+# Journal records by kind, and `date`, the UTC day of `at`. docs/journal.md explains the fields; their names are frozen.
+# `verdicts` of `offsets` counts queues by lag state; a record `verdict` is something else, a change of a condition.
 JOURNAL_SCHEMAS: dict[str, StructType] = {
-    "membership": _record_schema(generation=_COUNT, members=_by_name(_PRESENT)),
+    "membership": _record_schema(generation=COUNT, members=_by_name(_MEMBER)),
     "plan": _record_schema(
-        generation=_COUNT,
-        strategy=_TEXT,
-        reason=_TEXT,
-        message=_TEXT,
-        members=_COUNT,
-        queues=_COUNT,
-        held=_TEXT,
+        generation=COUNT,
+        strategy=TEXT,
+        reason=TEXT,
+        message=TEXT,
+        members=COUNT,
+        queues=COUNT,
+        held=TEXT,  # the reason why no further queue may be revoked now; null: none
     ),
-    "handover": _record_schema(
-        generation=_COUNT,
-        act=_TEXT,
-        proof=_TEXT,
-        state=_TEXT,
-        from_=_TEXT,
-        fromUid=_TEXT,
-        to=_TEXT,
-        toUid=_TEXT,
-        queues=RANGES,
-    ),
-    "obeyed": _record_schema(generation=_COUNT, member=_TEXT, uid=_TEXT, queues=RANGES),
+    "handover": _record_schema(generation=COUNT, act=TEXT, proof=TEXT, state=TEXT, **_PARTIES, queues=RANGES),
+    "obeyed": _record_schema(generation=COUNT, member=TEXT, uid=TEXT, queues=RANGES),
     "rebalance": _record_schema(
-        generation=_COUNT,
-        reason=_TEXT,
-        outcome=_TEXT,
-        began=_TIME,
-        moved=_COUNT,
-        forced=_COUNT,
-        seconds=_NUMBER,
+        generation=COUNT, reason=TEXT, outcome=TEXT, began=TIME, moved=COUNT, forced=COUNT, seconds=NUMBER
     ),
     "owners": _record_schema(
-        generation=_COUNT,
-        model=_TEXT,
-        ordering=_TEXT,
-        startFrom=_TEXT,
-        policy=_TEXT,
-        rules=_TEXT,  # the JSON of a RebalancePolicy's spec
+        generation=COUNT,
+        model=TEXT,
+        ordering=TEXT,
+        startFrom=TEXT,
+        policy=TEXT,
+        rules=TEXT,  # the JSON of a RebalancePolicy's spec
         members=_by_name(_OWNER),
         releasing=ArrayType(_RELEASING),
         unowned=RANGES,
     ),
-    "offsets": _record_schema(topics=_by_name(_by_name(OFFSET_COLUMNS)), verdicts=_by_name(_COUNT)),
-    "verdict": _record_schema(condition=_TEXT, status=_TEXT, reason=_TEXT, message=_TEXT),
-    "redelivered": _record_schema(
-        cause=_TEXT,
-        messages=_COUNT,
-        estimate=BooleanType(),
-        from_=_TEXT,
-        fromUid=_TEXT,
-        to=_TEXT,
-        toUid=_TEXT,
-        queues=RANGES,
-    ),
-    "gap": _struct(at=_TIME, writer=_TEXT, since=_TIME, missing=_COUNT, date=DateType()),
+    "offsets": _record_schema(topics=_by_name(_by_name(OFFSET_COLUMNS)), verdicts=_by_name(COUNT)),
+    "verdict": _record_schema(condition=TEXT, status=TEXT, reason=TEXT, message=TEXT),
+    "redelivered": _record_schema(cause=TEXT, messages=COUNT, estimate=BooleanType(), **_PARTIES, queues=RANGES),
+    # `missing` is the number of dropped records.
+    "gap": table_schema(at=TIME, writer=TEXT, since=TIME, missing=COUNT, date=DateType()),
 }
 
 # Rejected lines of the journal; `date` is the day of the file.
-QUARANTINE = _struct(file=_TEXT, line=_TEXT, reason=_TEXT, date=DateType())
+QUARANTINE = table_schema(file=TEXT, line=TEXT, reason=TEXT, date=DateType())
 
 # Ownership of queues over time.
-INTERVALS = _struct(
-    group=_TEXT,
-    topic=_TEXT,
-    broker=_TEXT,
-    queue=IntegerType(),
-    member=_TEXT,
-    uid=_TEXT,
-    since=_TIME,
-    until=_TIME,  # null: it still owns the queue
-    generation=_COUNT,  # of the assignment that granted the queue
+INTERVALS = table_schema(
+    **_QUEUE,
+    member=TEXT,
+    uid=TEXT,
+    since=TIME,
+    until=TIME,  # null: the member still owns the queue
+    generation=COUNT,  # of the assignment that granted the queue
     forced=BooleanType(),
-    obeyed=_TIME,  # when it reported to follow that assignment; null: not recorded
-    seconds=_NUMBER,  # from the revocation until `obeyed`; null: unknown, or the queue had no owner before
+    obeyed=TIME,  # when the member reported to follow that assignment; null: not recorded
+    seconds=NUMBER,  # of the handover, from the revoke until `obeyed`; null: unknown, or the queue had no owner before
 )
 
 # Violations of exclusive ownership, and periods without an owner or without information.
-VIOLATIONS = _struct(
-    group=_TEXT,
-    topic=_TEXT,
-    broker=_TEXT,
-    queue=IntegerType(),
-    kind=_TEXT,
-    since=_TIME,
-    until=_TIME,
-    members=ArrayType(_TEXT),
-    why=_TEXT,
-)
+VIOLATIONS = table_schema(**_QUEUE, kind=TEXT, since=TIME, until=TIME, members=ArrayType(TEXT), why=TEXT)
 
 # Metrics of one group in one hour.
-ROLLUP = _struct(
-    group=_TEXT,
-    hour=_TIME,
-    rebalances=_by_name(_COUNT),  # by reason
-    rebalance_seconds_p50=_NUMBER,
-    rebalance_seconds_p99=_NUMBER,
-    moved_queues=_COUNT,
-    forced_queues=_COUNT,
-    handovers=_COUNT,
-    handover_seconds_p50=_NUMBER,
-    handover_seconds_p99=_NUMBER,
-    unowned_queue_seconds=_NUMBER,
-    contested_queue_seconds=_NUMBER,
-    redelivered=_COUNT,
-    imbalance=_NUMBER,
-    idle_member_hours=_NUMBER,
-    lag_p50=_NUMBER,
-    lag_p99=_NUMBER,
-    lag_max=_COUNT,
-    delay_p50=_NUMBER,
-    delay_p99=_NUMBER,
-    verdict_minutes=_by_name(_NUMBER),
-    minutes_seen=_NUMBER,
+ROLLUP = table_schema(
+    group=TEXT,
+    hour=TIME,
+    rebalances=_by_name(COUNT),  # by reason
+    rebalance_seconds_p50=NUMBER,
+    rebalance_seconds_p99=NUMBER,
+    moved_queues=COUNT,
+    forced_queues=COUNT,
+    handovers=COUNT,
+    handover_seconds_p50=NUMBER,
+    handover_seconds_p99=NUMBER,
+    unowned_queue_seconds=NUMBER,
+    contested_queue_seconds=NUMBER,
+    redelivered=COUNT,
+    imbalance=NUMBER,
+    idle_member_hours=NUMBER,
+    lag_p50=NUMBER,
+    lag_p99=NUMBER,
+    lag_max=COUNT,
+    delay_p50=NUMBER,
+    delay_p99=NUMBER,
+    verdict_minutes=_by_name(NUMBER),
+    minutes_seen=NUMBER,
     complete=BooleanType(),
 )
 
 RECORDED_POLICY = "recorded"  # name of the policy in force, next to the candidate policies
 
 # Result of replaying a group under a policy.
-RESULTS = _struct(
-    group=_TEXT,
-    policy=_TEXT,
-    strategy=_TEXT,
-    hours=_NUMBER,
-    changes=_COUNT,  # of members or queues
-    rebalances=_COUNT,
-    moves=_COUNT,
-    forced=_COUNT,
-    pause_seconds=_NUMBER,  # queue-seconds without delivery
-    pause_p99=_NUMBER,  # of a single queue's pause
-    imbalance=_NUMBER,  # highest message rate of a member over the mean, for the whole period
-    imbalance_max=_NUMBER,
-    idle_member_hours=_NUMBER,
-    unowned_queue_seconds=_NUMBER,
-    duplicates=_NUMBER,  # expected
-    lag_mean=_NUMBER,
-    lag_peak=_NUMBER,
-    problem=_TEXT,  # why the policy cannot be used for the group; null: none
+RESULTS = table_schema(
+    group=TEXT,
+    policy=TEXT,
+    strategy=TEXT,
+    hours=NUMBER,  # length of the history
+    changes=COUNT,  # number of changes of members, queues or the recorded policy
+    rebalances=COUNT,
+    moves=COUNT,  # queues granted to another member
+    forced=COUNT,  # queues granted without a release by the previous owner
+    pause_seconds=NUMBER,  # seconds without delivery, summed over all queues
+    pause_p99=NUMBER,  # 99th percentile of the seconds of single pauses
+    imbalance=NUMBER,  # message rate of the busiest member over the members' mean rate: mean over time
+    imbalance_max=NUMBER,  # its highest value at any time
+    idle_member_hours=NUMBER,
+    unowned_queue_seconds=NUMBER,
+    duplicates=NUMBER,  # expected number of messages delivered twice
+    lag_mean=NUMBER,  # messages, of all queues together
+    lag_peak=NUMBER,
+    problem=TEXT,  # why the policy cannot be used for the group; null: none
 )
 
 # Progress of a replay over time, for plots.
-SERIES = _struct(group=_TEXT, policy=_TEXT, at=_TIME, lag=_NUMBER, imbalance=_NUMBER, moves=_COUNT)
+SERIES = table_schema(group=TEXT, policy=TEXT, at=TIME, lag=NUMBER, imbalance=NUMBER, moves=COUNT)
 
 # Cost of a policy for a group, with its components.
-COSTS = _struct(
-    group=_TEXT,
-    policy=_TEXT,
+COSTS = table_schema(
+    group=TEXT,
+    policy=TEXT,
     rank=IntegerType(),  # 1: the best
-    cost=_NUMBER,
-    cost_moves=_NUMBER,
-    cost_pause=_NUMBER,
-    cost_duplicates=_NUMBER,
-    cost_imbalance=_NUMBER,
-    cost_idle=_NUMBER,
-    cost_unowned=_NUMBER,
-    cost_lag=_NUMBER,
+    cost=NUMBER,
+    cost_moves=NUMBER,
+    cost_pause=NUMBER,
+    cost_duplicates=NUMBER,
+    cost_imbalance=NUMBER,
+    cost_idle=NUMBER,
+    cost_unowned=NUMBER,
+    cost_lag=NUMBER,
 )

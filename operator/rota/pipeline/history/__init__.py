@@ -1,4 +1,1 @@
-"""History of groups, computed from the tables: order of assignments, owners, lag states, hourly metrics, audit.
-
-Imports only `common` and `ingest`.
-"""
+"""History of groups: order of assignments, owners, audit, lag states, rollups. May import `common` and `ingest`."""

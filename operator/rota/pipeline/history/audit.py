@@ -12,7 +12,7 @@ from rota.pipeline.history.ordering import UNOWNED, assignment_periods
 from rota.pipeline.history.ownership import (
     QUEUE_COLUMNS,
     QUEUE_PARTITION,
-    RECORD_ORDER,
+    QUEUE_RECORD_ORDER,
     OwnershipAccount,
     build_account,
     last_record_times,
@@ -43,20 +43,19 @@ def violations(facts: Facts, account: OwnershipAccount | None = None) -> DataFra
 
 
 def _build_intervals(holdings: DataFrame, obeyed: DataFrame) -> DataFrame:
-    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*RECORD_ORDER)
-    same = (
+    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
+    continues = (
         F.col("before.uid").eqNullSafe(F.col("uid"))
-        & F.col("before.stretch").eqNullSafe(F.col("stretch"))
+        & F.col("before.chain").eqNullSafe(F.col("chain"))
         & F.lag("until").over(order).eqNullSafe(F.col("at"))
     )
-    first = F.struct("life", "generation", "step", "at", "act", "began")
+    first = F.struct("life", "generation", "step", "at", "act", "handover_start")
     last = F.struct("life", "generation", "step", F.col("at").alias("_at"), "until")
     spans = (
-        holdings.withColumn("began", _handover_start())
-        .withColumn("new", (~same).cast("int"))
-        .withColumn("number", F.sum("new").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
+        holdings.withColumn("handover_start", _handover_start())
+        .withColumn("period", _number_periods(continues))
         .filter(F.col("uid").isNotNull())
-        .groupBy(*QUEUE_PARTITION, "number", "member", "uid")
+        .groupBy(*QUEUE_PARTITION, "period", "member", "uid")
         .agg(F.min(first).alias("first"), F.max(last).alias("last"))
         .select(
             *QUEUE_COLUMNS,
@@ -66,22 +65,30 @@ def _build_intervals(holdings: DataFrame, obeyed: DataFrame) -> DataFrame:
             F.col("last.until").alias("until"),
             F.col("first.generation").alias("generation"),
             F.col("first.act").eqNullSafe("Force").alias("forced"),
-            F.when(F.col("first.act").isNotNull(), F.col("first.began")).alias("began"),
+            # An `owners` record (without an act) tells the owner, not how the owner got the queue.
+            F.when(F.col("first.act").isNotNull(), F.col("first.handover_start")).alias("handover_start"),
         )
     )
     obeyed_at = expand_by_queue(obeyed.select("group", "generation", "uid", "at", "queues"))
     obeyed_at = obeyed_at.groupBy(*QUEUE_COLUMNS, "generation", "uid").agg(F.min("at").alias("obeyed"))
     return (
         spans.join(obeyed_at, [*QUEUE_COLUMNS, "generation", "uid"], how="left")
-        .withColumn("seconds", seconds_between("began", "obeyed"))
+        .withColumn("seconds", seconds_between("handover_start", "obeyed"))
         .select(*(F.col(field.name).cast(field.dataType) for field in INTERVALS))
     )
+
+
+def _number_periods(continues: Column) -> Column:
+    """Return the number of each holding's period: a holding that does not continue the previous one starts a period."""
+    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
+    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    return F.sum((~continues).cast("int")).over(so_far)
 
 
 def _handover_start() -> Column:
     """Return the start of the handover that ends with a grant; null if it is unknown, or the queue had no owner."""
     state = F.col("state")
-    return F.when(state == "Releasing", F.col("revoked")).when(state == "Owned", F.col("at"))
+    return F.when(state == "Releasing", F.col("revoked_at")).when(state == "Owned", F.col("at"))
 
 
 def _violation(kind: str, *, since: Column, until: Column, members: Column, why: Column) -> Column:
@@ -96,31 +103,35 @@ def _violation(kind: str, *, since: Column, until: Column, members: Column, why:
 
 def _find_two_owners() -> Column:
     """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
-    granted = F.col("contradicts") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
-    both = F.col("contradicts") & F.col("is_owners") & (F.col("before.epoch") == F.col("epoch"))
+    is_granted_twice = F.col("contradicts") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
+    is_listed_twice = F.col("contradicts") & F.col("is_owners") & (F.col("before.epoch") == F.col("epoch"))
     source = F.coalesce(F.concat(F.lit("from "), "named_owner"), F.lit("as unowned"))
     contradiction = F.concat(F.lit("Granted "), source, F.lit(", but "), F.col("before.member"), F.lit(" owned it"))
     why = F.when(F.col("is_owners"), F.lit("One record names two holders")).otherwise(contradiction)
     members = F.array("before.member", "member")
     violation = _violation("TwoOwners", since=F.col("at"), until=F.col("until"), members=members, why=why)
-    return F.when(granted | both, violation)
+    return F.when(is_granted_twice | is_listed_twice, violation)
 
 
 def _find_unproved() -> Column:
-    """Find grants without proof that the previous owner released the queue or ended; Immediate groups need no proof."""
-    cooperative = F.array_contains("modes", "Cooperative") & ~F.array_contains("modes", "Immediate")
-    bare = (F.col("act") == "Grant") & (F.col("proof") == "None")
+    """Find grants without proof that the previous owner released the queue or ended.
+
+    A queue without an owner (Free) needs a proof in every mode: after a lost assignment some pod may still consume it.
+    Groups in mode Immediate need none for other queues, so these count only if no such mode may have been in force.
+    """
+    is_cooperative = F.array_contains("modes", "Cooperative") & ~F.array_contains("modes", "Immediate")
+    lacks_proof = (F.col("act") == "Grant") & (F.col("proof") == "None")
     why = F.concat(F.lit("Granted from "), F.col("state"), F.lit(" without proof"))
     members = F.array("named_owner", "member")
     violation = _violation("Unproved", since=F.col("at"), until=F.lit(None), members=members, why=why)
-    return F.when(bare & ((F.col("state") == "Free") | cooperative), violation)
+    return F.when(lacks_proof & ((F.col("state") == "Free") | is_cooperative), violation)
 
 
 def _find_unknown() -> Column:
     """Find periods without a known owner: after a break, and before a record that contradicts earlier records."""
-    at_break = F.col("last") & F.col("ends_with_break") & F.col("uid").isNotNull()
-    since = F.when(at_break, F.col("epoch_ends")).otherwise(F.col("certain_until"))
-    until = F.when(at_break, F.least("next.at", "next_owners")).otherwise(F.col("ends"))
+    at_break = F.col("is_last_in_epoch") & F.col("epoch_ends_with_break") & F.col("uid").isNotNull()
+    since = F.when(at_break, F.col("epoch_end")).otherwise(F.col("certain_until"))
+    until = F.when(at_break, F.least("next.at", "next_owners_at")).otherwise(F.col("end"))
     why = F.when(at_break, "Records are missing").otherwise(
         "The next record contradicts it, and no record explains the change"
     )
@@ -137,14 +148,13 @@ def unowned_periods(holdings: DataFrame) -> DataFrame:
     The queue may be deleted: a period counts only if an `owners` record lists it as unowned, or it is granted later.
     """
     granted_later = F.col("next.act").isNotNull() & (F.col("next.state") == "Free") & ~F.col("next.contradicts")
-    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*RECORD_ORDER)
-    new = ~(F.lag("phase").over(order).eqNullSafe(UNOWNED) & F.lag("until").over(order).eqNullSafe(F.col("at")))
+    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
+    continues = F.lag("phase").over(order).eqNullSafe(UNOWNED) & F.lag("until").over(order).eqNullSafe(F.col("at"))
     last = F.struct("life", "generation", "step", "at", "until")
     return (
-        holdings.withColumn("new", new.cast("int"))
-        .withColumn("number", F.sum("new").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow)))
+        holdings.withColumn("period", _number_periods(continues))
         .filter(F.col("phase") == UNOWNED)
-        .groupBy(*QUEUE_PARTITION, "number")
+        .groupBy(*QUEUE_PARTITION, "period")
         .agg(
             F.min("at").alias("since"),
             F.max(last).alias("last"),
@@ -163,9 +173,9 @@ def unowned_by_assignment(account: OwnershipAccount) -> DataFrame:
     spans = unowned_periods(account.holdings).select(
         *QUEUE_COLUMNS, F.col("since").alias("from"), F.col("until").alias("to")
     )
-    during = assignment_periods(account.records).filter(F.col("queues") > 0)
+    during = assignment_periods(account.records).filter("may_have_queues")
     since = F.greatest("from", "since")
-    until = F.least(F.coalesce("to", "horizon"), F.coalesce("until", "horizon"))
+    until = F.least(F.coalesce("to", "recorded_until"), F.coalesce("until", "recorded_until"))
     return (
         spans.join(during, "group", how="inner")
         .join(last_record_times(account.hours), "group", how="inner")

@@ -16,35 +16,33 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType, TimestampType
 
 from rota import lag_columns
 from rota.lag import LagState
 from rota.model import RETRY_TOPIC_PREFIX
+from rota.pipeline.common.schemas import COUNT, NUMBER, TEXT, TIME, table_schema
 from rota.pipeline.history.audit import unowned_periods
 from rota.pipeline.history.ownership import OwnershipAccount, build_account
 from rota.pipeline.ingest.facts import Facts
 
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
-MAX_SAMPLE_SECONDS = 120.0  # seconds: the longest time before it that a sample stands for
-_STRETCH_SECONDS = 3 * 3600  # seconds; a group of 10,000 queues has two million samples in it, which must fit in memory
-_HOUR_SECONDS = 3600  # context before a stretch
-_FULL_CONTEXT_SECONDS = 300  # the last part of the context, with all samples
+MAX_SAMPLE_SECONDS = 120.0  # longest time before a sample for which it stands
+_STRETCH_SECONDS = 3 * 3600  # a group of 10,000 queues has two million samples in a stretch, which must fit in memory
+_CONTEXT_SECONDS = 3600  # length of the context before a stretch
+_FULL_CONTEXT_SECONDS = 300  # length of the last part of the context, with all samples
 _THINNED_CONTEXT_MINUTES = 4  # minutes per sample in the thinned context
 
 # One sample of a group; lag and delay cover subscribed topics, `back` and `retries` all topics.
-SAMPLES_SCHEMA = StructType(
-    [
-        StructField("group", StringType()),
-        StructField("hour", TimestampType()),
-        StructField("at", TimestampType()),
-        StructField("seconds", DoubleType()),  # that the sample stands for
-        StructField("lag", LongType()),  # null: the lag of some queue is unknown
-        StructField("delay", DoubleType()),  # null: the delay of some queue is unknown
-        StructField("back", LongType()),  # messages by which committed offsets went back
-        StructField("retries", LongType()),  # messages that arrived in the retry topic
-        *(StructField(str(lag_state), LongType()) for lag_state in LagState),  # queues
-    ]
+SAMPLES_SCHEMA = table_schema(
+    group=TEXT,
+    hour=TIME,
+    at=TIME,
+    seconds=NUMBER,  # that the sample stands for
+    lag=COUNT,  # null: the lag of some queue is unknown
+    delay=NUMBER,  # null: the delay of some queue is unknown
+    back=COUNT,  # messages by which committed offsets went back
+    retries=COUNT,  # messages that arrived in the retry topic
+    **{str(lag_state): COUNT for lag_state in LagState},  # number of queues
 )
 
 
@@ -53,10 +51,9 @@ def offset_samples(facts: Facts, account: OwnershipAccount | None = None) -> Dat
     second = F.unix_seconds("at")
     start = _stretch_start(second)
     remaining = start + _STRETCH_SECONDS - second
-    context = (remaining <= _FULL_CONTEXT_SECONDS) | (
-        (remaining <= _HOUR_SECONDS) & (F.floor(second / 60) % _THINNED_CONTEXT_MINUTES == 0)
-    )
-    stretches = F.when(context, F.array(start, start + _STRETCH_SECONDS)).otherwise(F.array(start))
+    is_thinned_sample = F.floor(second / 60) % _THINNED_CONTEXT_MINUTES == 0
+    is_context_of_next = (remaining <= _FULL_CONTEXT_SECONDS) | ((remaining <= _CONTEXT_SECONDS) & is_thinned_sample)
+    stretches = F.when(is_context_of_next, F.array(start, start + _STRETCH_SECONDS)).otherwise(F.array(start))
     records = facts.offsets.select("group", F.explode(stretches).alias("stretch"), "at", "topics")
     notes = _stretch_notes(facts, account or build_account(facts))
     return (
@@ -83,7 +80,7 @@ def _stretch_notes(facts: Facts, account: OwnershipAccount) -> DataFrame:
     later = F.first("_rules", ignorenulls=True).over(order.rowsBetween(Window.currentRow, Window.unboundedFollowing))
     spans = unowned_periods(account.holdings).groupBy("group", "topic", "broker", "since", "until")
     free = spans.agg(F.collect_list("queue").alias("ids"))
-    begins = F.col("stretch") - _HOUR_SECONDS
+    begins = F.col("stretch") - _CONTEXT_SECONDS
     ends = F.col("stretch") + _STRETCH_SECONDS
     overlaps = (F.unix_seconds("since") < ends) & (F.col("until").isNull() | (F.unix_seconds("until") >= begins))
     span = F.struct("topic", "broker", "since", "until", "ids")
@@ -124,15 +121,18 @@ def _ends_stretch(rows: pa.RecordBatch | pa.Table) -> NDArray[np.bool_]:
 
 
 class _Records(NamedTuple):
-    """Records by stretch and time; the note of a stretch comes first, and has no samples."""
+    """Records by stretch and time, and the samples of queues in them; a stretch's note comes first, without samples."""
 
-    at: NDArray[np.float64]  # of each record, in seconds; NaN: a note
-    stretch_start: NDArray[np.float64]  # start of the record's stretch, in seconds
+    # By record.
+    at: NDArray[np.float64]  # in seconds; NaN: a note
+    stretch_start: NDArray[np.float64]  # in seconds
     stretch: NDArray[np.int64]  # index of the record's stretch
-    record_of_sample: NDArray[np.int64]  # index of the record of each sample of a queue
-    topic: NDArray[np.int64]  # of each sample, as an index into `topics`
-    broker: NDArray[np.int64]
+    # By sample.
+    record_of_sample: NDArray[np.int64]  # index of the record
+    topic: NDArray[np.int64]  # as an index into `topics`
+    broker: NDArray[np.int64]  # as an index into `brokers`
     queue: NDArray[np.int64]
+    # Names.
     topics: list[str]
     brokers: list[str]
 
@@ -142,17 +142,25 @@ def _judge_stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     if not table.num_rows:
         return
     records, offsets = _flatten_records(table)
-    begins, worked, broadcasting = _apply_notes(table, records)
-    previous = _previous_samples(records)
-    samples = lag_columns.OffsetColumns(records.at[records.record_of_sample], *offsets, worked, previous, begins)
+    start_codes, has_owner, is_broadcasting = _apply_notes(table, records)
+    samples = lag_columns.OffsetColumns(
+        sampled_at=records.at[records.record_of_sample],
+        min_offset=offsets["first"],
+        max_offset=offsets["last"],
+        committed_offset=offsets["committed"],
+        has_owner=has_owner,
+        previous_row=_previous_samples(records),
+        start_code=start_codes,
+    )
     lags = lag_columns.compute_lags(samples)
-    to_judge = ((records.at >= records.stretch_start) & ~broadcasting[records.stretch])[records.record_of_sample]
-    steady = to_judge & _surely_keeps_up(records, samples, lags)
-    undecided = np.flatnonzero(to_judge & ~steady)
-    lag_states = np.where(steady, lag_columns.LAG_STATES.index(LagState.KEEPING_UP), 0).astype(np.int8)
-    delays = np.where(steady, 0.0, np.nan)
-    lag_states[undecided] = lag_columns.compute_lag_states(samples, lags, undecided, SAMPLE_WINDOW)
-    delays[undecided] = lag_columns.compute_delays(samples, lags, undecided, _HOUR_SECONDS)
+    is_judged = ((records.at >= records.stretch_start) & ~is_broadcasting[records.stretch])[records.record_of_sample]
+    is_steady = is_judged & _surely_keeps_up(records, samples, lags)
+    others = np.flatnonzero(is_judged & ~is_steady)
+    keeping_up = lag_columns.LAG_STATES.index(LagState.KEEPING_UP)
+    lag_states = np.where(is_steady, keeping_up, lag_columns.NO_STATE).astype(np.int8)
+    delays = np.where(is_steady, 0.0, np.nan)
+    lag_states[others] = lag_columns.compute_lag_states(samples, lags, others, SAMPLE_WINDOW)
+    delays[others] = lag_columns.compute_delays(samples, lags, others, _CONTEXT_SECONDS)
     yield from _aggregate(table, records, samples, lags, (delays, lag_states))
 
 
@@ -163,51 +171,45 @@ def _surely_keeps_up(
 
     Nearly all samples are of this kind, and this test is cheap; the slow path judges the others by all their samples.
     """
-    earlier = np.maximum(samples.previous_row, 0)
-    rewound = (samples.previous_row >= 0) & (samples.committed_offset < samples.committed_offset[earlier])
-    has_rewound = (
-        np.bincount(records.stretch[records.record_of_sample[rewound]], minlength=int(records.stretch[-1]) + 1) > 0
-    )
-    at_end = (lags == 0) & (samples.committed_offset >= 0)
-    comparable = (
-        (samples.previous_row >= 0)
-        & (lags[earlier] != lag_columns.NO_LAG)
-        & (samples.sampled_at - samples.sampled_at[earlier] <= SAMPLE_WINDOW.max_age_seconds)
-    )
-    steady: NDArray[np.bool_] = at_end & comparable & ~has_rewound[records.stretch][records.record_of_sample]
-    return steady
+    stretch_of_sample = records.stretch[records.record_of_sample]
+    has_previous = samples.previous_row >= 0
+    previous = np.maximum(samples.previous_row, 0)  # of no meaning without a previous sample
+    is_rewound = has_previous & (samples.committed_offset < samples.committed_offset[previous])
+    rewound_count = np.bincount(stretch_of_sample[is_rewound], minlength=int(records.stretch[-1]) + 1)
+    is_at_end = (lags == 0) & (samples.committed_offset >= 0)
+    is_recent = samples.sampled_at - samples.sampled_at[previous] <= SAMPLE_WINDOW.max_age_seconds
+    is_comparable = has_previous & (lags[previous] != lag_columns.NO_LAG) & is_recent
+    is_steady: NDArray[np.bool_] = is_at_end & is_comparable & (rewound_count == 0)[stretch_of_sample]
+    return is_steady
 
 
-def _flatten_records(
-    table: pa.Table,
-) -> tuple[_Records, tuple[lag_columns.Offsets, lag_columns.Offsets, lag_columns.Offsets]]:
-    """Flatten the samples of all records into columns."""
-    topics = _single_chunk(table.column("topics"))
-    inner = topics.items
-    columns = inner.items
-    lists = {name: columns.field(name) for name in ("ids", "first", "last", "committed")}
-    of_topic = np.repeat(np.arange(table.num_rows), np.diff(np.asarray(topics.offsets)))
-    brokers_of = np.diff(np.asarray(inner.offsets))
-    samples_per_broker = np.diff(np.asarray(lists["ids"].offsets))
-    topic, names = _encode_names(topics.keys)
-    broker, places = _encode_names(inner.keys)
-    per_broker = np.repeat(np.arange(len(of_topic)), brokers_of)
-    per_sample = np.repeat(np.arange(len(per_broker)), samples_per_broker)
-    number = np.concatenate([[0], np.cumsum(_ends_stretch(table))]).astype(np.int64)
-    committed = pc.fill_null(lists["committed"].values, lag_columns.NOT_COMMITTED)
-    values = {name: np.asarray(lists[name].values) for name in ("ids", "first", "last")}
+def _flatten_records(table: pa.Table) -> tuple[_Records, dict[str, lag_columns.Offsets]]:
+    """Flatten the records of a table, and their offsets by name.
+
+    In Arrow each record has entries of topics, each topic entries of brokers, and each broker lists of samples.
+    """
+    topic_entries = _single_chunk(table.column("topics"))
+    broker_entries = topic_entries.items
+    lists = {name: broker_entries.items.field(name) for name in ("ids", "first", "last", "committed")}
+    record_of_topic = np.repeat(np.arange(table.num_rows), np.diff(np.asarray(topic_entries.offsets)))
+    topic_of_broker = np.repeat(np.arange(len(record_of_topic)), np.diff(np.asarray(broker_entries.offsets)))
+    broker_of_sample = np.repeat(np.arange(len(topic_of_broker)), np.diff(np.asarray(lists["ids"].offsets)))
+    topic, topic_names = _encode_names(topic_entries.keys)
+    broker, broker_names = _encode_names(broker_entries.keys)
     records = _Records(
-        _to_seconds(table.column("at")),
-        np.asarray(table.column("stretch"), np.float64),
-        number,
-        of_topic[per_broker][per_sample],
-        topic[per_broker][per_sample],
-        broker[per_sample],
-        values["ids"].astype(np.int64),
-        names,
-        places,
+        at=_to_seconds(table.column("at")),
+        stretch_start=np.asarray(table.column("stretch"), np.float64),
+        stretch=np.concatenate([[0], np.cumsum(_ends_stretch(table))]).astype(np.int64),
+        record_of_sample=record_of_topic[topic_of_broker][broker_of_sample],
+        topic=topic[topic_of_broker][broker_of_sample],
+        broker=broker[broker_of_sample],
+        queue=np.asarray(lists["ids"].values).astype(np.int64),
+        topics=topic_names,
+        brokers=broker_names,
     )
-    return records, (values["first"], values["last"], np.asarray(committed))
+    committed = pc.fill_null(lists["committed"].values, lag_columns.NOT_COMMITTED)
+    values = {"first": lists["first"].values, "last": lists["last"].values, "committed": committed}
+    return records, {name: np.asarray(column) for name, column in values.items()}
 
 
 def _single_chunk(column: Any) -> Any:
@@ -229,22 +231,29 @@ def _to_seconds(column: Any) -> NDArray[np.float64]:
 def _apply_notes(table: pa.Table, records: _Records) -> tuple[NDArray[np.int8], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return by sample the start position and whether its queue had an owner; by stretch whether it is Broadcasting."""
     count = int(records.stretch[-1]) + 1
-    starts = np.full(count, lag_columns.START_UNKNOWN, np.int8)
-    broadcasting = np.zeros(count, np.bool_)
-    worked = np.ones(len(records.record_of_sample), np.bool_)
-    bounds = np.searchsorted(records.stretch[records.record_of_sample], np.arange(count + 1))
+    start_of_stretch = np.full(count, lag_columns.START_UNKNOWN, np.int8)
+    is_broadcasting = np.zeros(count, np.bool_)
+    has_owner = np.ones(len(records.record_of_sample), np.bool_)
+    stretch_of_sample = records.stretch[records.record_of_sample]
+    bounds = np.searchsorted(stretch_of_sample, np.arange(count + 1))
     for row in np.flatnonzero(np.isnan(records.at)).tolist():
-        number = int(records.stretch[row])
-        starts[number] = lag_columns.START_CODES.get(table.column("startFrom")[row].as_py(), lag_columns.START_UNKNOWN)
-        broadcasting[number] = table.column("model")[row].as_py() == "Broadcasting"
-        rows = slice(*bounds[number : number + 2].tolist())
-        for span in table.column("free")[row].as_py() or ():
-            worked[rows] &= ~_is_in_period(records, rows, span)
-    retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])
-    begins = np.where(
-        retries[records.topic], lag_columns.START_EARLIEST, starts[records.stretch[records.record_of_sample]]
-    ).astype(np.int8)
-    return begins, worked, broadcasting
+        stretch = int(records.stretch[row])
+        position = table.column("startFrom")[row].as_py()
+        start_of_stretch[stretch] = lag_columns.START_CODES.get(position, lag_columns.START_UNKNOWN)
+        is_broadcasting[stretch] = table.column("model")[row].as_py() == "Broadcasting"
+        sample_slice = slice(*bounds[stretch : stretch + 2].tolist())
+        for period in table.column("free")[row].as_py() or ():
+            has_owner[sample_slice] &= ~_is_in_period(records, sample_slice, period)
+    # The operator starts retry topics at their beginning, whatever the group's start position.
+    start_codes = np.where(_is_retry(records), lag_columns.START_EARLIEST, start_of_stretch[stretch_of_sample])
+    return start_codes.astype(np.int8), has_owner, is_broadcasting
+
+
+def _is_retry(records: _Records) -> NDArray[np.bool_]:
+    """Return which samples are of retry queues."""
+    by_topic = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])
+    is_retry: NDArray[np.bool_] = by_topic[records.topic]
+    return is_retry
 
 
 def _is_in_period(records: _Records, sample_slice: slice, period: dict[str, Any]) -> NDArray[np.bool_]:
@@ -262,16 +271,17 @@ def _is_in_period(records: _Records, sample_slice: slice, period: dict[str, Any]
 
 def _previous_samples(records: _Records) -> lag_columns.RowIndices:
     """Return the index of the queue's sample in the previous record, or -1; a queue that was absent counts as new."""
-    count = len(records.record_of_sample)
-    key = (records.stretch[records.record_of_sample] * (len(records.topics) + 1) + records.topic) * (
-        len(records.brokers) + 1
-    )
-    key = (key + records.broker) * (int(records.queue.max(initial=0)) + 1) + records.queue
+    # A number for each stretch and queue.
+    key = records.stretch[records.record_of_sample] * (len(records.topics) + 1) + records.topic
+    key = key * (len(records.brokers) + 1) + records.broker
+    key = key * (int(records.queue.max(initial=0)) + 1) + records.queue
     order = np.argsort(key, kind="stable")
-    earlier, later = order[:-1], order[1:]
-    same = (key[earlier] == key[later]) & (records.record_of_sample[later] == records.record_of_sample[earlier] + 1)
-    previous = np.full(count, -1, np.intp)
-    previous[later[same]] = earlier[same]
+    earlier = order[:-1]
+    later = order[1:]
+    is_next_record = records.record_of_sample[later] == records.record_of_sample[earlier] + 1
+    is_same_queue = (key[earlier] == key[later]) & is_next_record
+    previous = np.full(len(key), -1, np.intp)
+    previous[later[is_same_queue]] = earlier[is_same_queue]
     return previous
 
 
@@ -284,43 +294,44 @@ def _aggregate(
 ) -> Iterator[pa.RecordBatch]:
     """Aggregate the samples of all queues to one row per record (SAMPLES_SCHEMA)."""
     count = table.num_rows
-    (delays, lag_states) = results
-    retries = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])[records.topic]
-    own = ~retries
-    earlier = np.maximum(samples.previous_row, 0)
-    recent = (samples.previous_row >= 0) & (
-        samples.sampled_at - samples.sampled_at[earlier] <= SAMPLE_WINDOW.max_age_seconds
+    delays, lag_states = results
+    is_retry = _is_retry(records)
+    is_subscribed = ~is_retry
+    previous = np.maximum(samples.previous_row, 0)
+    is_recent = (samples.previous_row >= 0) & (
+        samples.sampled_at - samples.sampled_at[previous] <= SAMPLE_WINDOW.max_age_seconds
     )  # older context is thinned out
-    comparable = recent & (samples.committed_offset >= 0) & (samples.committed_offset[earlier] >= 0)
-    back = np.where(comparable, np.maximum(samples.committed_offset[earlier] - samples.committed_offset, 0), 0)
-    arrived = np.where(retries & recent, np.maximum(samples.max_offset - samples.max_offset[earlier], 0), 0)
-    unknown = _sum_by_record(records.record_of_sample[own & (lags == lag_columns.NO_LAG)], count) + (
-        _sum_by_record(records.record_of_sample[own], count) == 0
-    )
-    lag = np.zeros(count, np.int64)
+    is_comparable = is_recent & (samples.committed_offset >= 0) & (samples.committed_offset[previous] >= 0)
+    went_back = np.maximum(samples.committed_offset[previous] - samples.committed_offset, 0)
+    back = np.where(is_comparable, went_back, 0)
+    arrived = np.where(is_retry & is_recent, np.maximum(samples.max_offset - samples.max_offset[previous], 0), 0)
+    record_of_subscribed = records.record_of_sample[is_subscribed]
+    has_no_lag = lags == lag_columns.NO_LAG
+    unknown_count = _sum_by_record(records.record_of_sample[is_subscribed & has_no_lag], count)
+    is_unknown = (unknown_count > 0) | (_sum_by_record(record_of_subscribed, count) == 0)
+    lag = _sum_by_record(record_of_subscribed, count, np.where(has_no_lag, 0, lags)[is_subscribed])
     delay = np.zeros(count)
-    np.add.at(lag, records.record_of_sample[own], np.where(lags == lag_columns.NO_LAG, 0, lags)[own])
-    np.maximum.at(delay, records.record_of_sample[own], np.where(np.isnan(delays), np.inf, delays)[own])
+    np.maximum.at(delay, record_of_subscribed, np.where(np.isnan(delays), np.inf, delays)[is_subscribed])
     rows = np.flatnonzero(records.at >= records.stretch_start)
-    step = np.diff(records.at, prepend=np.nan)
-    same = np.diff(records.stretch, prepend=-1) == 0
+    step_seconds = np.diff(records.at, prepend=np.nan)
+    is_same_stretch = np.diff(records.stretch, prepend=-1) == 0
+    is_covered = is_same_stretch & (step_seconds <= SAMPLE_WINDOW.max_age_seconds)
     at = table.column("at").take(pa.array(rows))
-    seconds = np.where(same & (step <= SAMPLE_WINDOW.max_age_seconds), np.minimum(step, MAX_SAMPLE_SECONDS), 0.0)
+    seconds = np.where(is_covered, np.minimum(step_seconds, MAX_SAMPLE_SECONDS), 0.0)
     columns = {
         "group": table.column("group").take(pa.array(rows)),
         "hour": pc.floor_temporal(at, unit="hour"),
         "at": at,
         "seconds": pa.array(seconds[rows]),
-        "lag": pa.array(lag[rows], mask=unknown[rows] > 0),
-        "delay": pa.array(delay[rows], mask=(unknown[rows] > 0) | np.isinf(delay[rows])),
+        "lag": pa.array(lag[rows], mask=is_unknown[rows]),
+        "delay": pa.array(delay[rows], mask=is_unknown[rows] | np.isinf(delay[rows])),
         "back": pa.array(_sum_by_record(records.record_of_sample, count, back)[rows]),
         "retries": pa.array(_sum_by_record(records.record_of_sample, count, arrived)[rows]),
     }
-    for place, lag_state in enumerate(lag_columns.LAG_STATES):
+    for code, lag_state in enumerate(lag_columns.LAG_STATES):
         if lag_state:
-            columns[str(lag_state)] = pa.array(
-                _sum_by_record(records.record_of_sample[lag_states == place], count)[rows]
-            )
+            queues = _sum_by_record(records.record_of_sample[lag_states == code], count)
+            columns[str(lag_state)] = pa.array(queues[rows])
     yield from pa.table(columns).to_batches()
 
 

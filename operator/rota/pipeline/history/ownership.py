@@ -1,5 +1,9 @@
 """Ownership of each queue, record by record: its owner from then on, and the previous owner that the record names.
 
+A *holding* is a row for one queue and one `handover` or `owners` record about it. `rota.pipeline.history.ordering`
+defines life, chain and epoch, and the columns of records. A holding ends at the queue's next record in its epoch, and
+the last one of an epoch where the epoch ends.
+
 Every step is a window over one queue's records, so a group of ten thousand queues has ten thousand small windows.
 """
 
@@ -9,40 +13,27 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from rota.pipeline.history.ordering import UNOWNED, handover_records, order_records, owners_records
+from rota.pipeline.common.columns import false_if_null
+from rota.pipeline.history.ordering import RECORD_ORDER, UNOWNED, order_records
 from rota.pipeline.history.ranges import expand_by_queue
 from rota.pipeline.ingest.facts import Facts
 
 QUEUE_COLUMNS = ("group", "topic", "broker", "queue")
-QUEUE_PARTITION = ("sum", *QUEUE_COLUMNS)  # a hash first: Spark sorts by it much faster than by names
+QUEUE_PARTITION = ("queue_hash", *QUEUE_COLUMNS)  # a hash first: Spark sorts by it much faster than by names
+QUEUE_RECORD_ORDER = (*RECORD_ORDER, "uid")  # a faulty `owners` record may list a queue twice, for two pods
 _GRANT_ACTS = ("Grant", "Force")
-RECORD_ORDER = ("life", "generation", "step", "at", "uid")
-_KEPT_COLUMNS = (
-    "group",
-    "at",
-    "generation",
-    "step",
-    "life",
-    "epoch",
-    "stretch",
-    "owners_count",
-    "is_owners",
-    "had_known_owners",
-    "epoch_ends",
-    "ends_with_break",
-    "ends_with_owners",
-    "next_owners",
-    "next_plan",
-    "modes",
-)
+_EPOCH_COLUMNS = ("epoch", "epoch_end", "epoch_ends_with_break", "epoch_ends_with_owners")
+_OWNERS_RECORD_COLUMNS = ("is_owners", "owners_record_count", "owners_known_before", "next_owners_at")
+# The columns of a record that its holdings keep.
+_KEPT_COLUMNS = ("group", *RECORD_ORDER, "chain", *_EPOCH_COLUMNS, *_OWNERS_RECORD_COLUMNS, "next_plan_at", "modes")
 
 
 class OwnershipAccount(NamedTuple):
-    """The journal's records in order, the ownership of queues, and the hours with records."""
+    """Tables that all reports about ownership read."""
 
-    records: DataFrame
+    records: DataFrame  # in order, with the columns of `order_records`
     holdings: DataFrame
-    hours: DataFrame
+    hours: DataFrame  # with records of a group; `state_at`: its last record in the hour that describes its state
 
 
 def build_account(facts: Facts) -> OwnershipAccount:
@@ -52,75 +43,70 @@ def build_account(facts: Facts) -> OwnershipAccount:
 
 
 def _recorded_hours(facts: Facts) -> DataFrame:
-    """Return the hours with records of each group, and the time of the last record in it that describes its state."""
-    kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
-    stateful: list[DataFrame] = [frame.select("group", "at", F.col("at").alias("state_at")) for frame in kinds]
+    stateful_kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
     other_kinds = (facts.membership, facts.handover, facts.rebalance, facts.redelivered)
-    stateless: list[DataFrame] = [frame.select("group", "at") for frame in other_kinds]
-    rows = reduce(lambda union, frame: union.unionByName(frame, allowMissingColumns=True), [*stateful, *stateless])
+    never = F.lit(None).cast("timestamp")
+    frames = [frame.select("group", "at", F.col("at").alias("state_at")) for frame in stateful_kinds]
+    frames += [frame.select("group", "at", never.alias("state_at")) for frame in other_kinds]
+    rows = reduce(DataFrame.unionByName, frames)
     return rows.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("state_at").alias("state_at"))
 
 
 def last_record_times(hours: DataFrame) -> DataFrame:
-    """Return the time of each group's last record that describes its state."""
-    return hours.groupBy("group").agg(F.max("state_at").alias("horizon")).filter(F.col("horizon").isNotNull())
+    """Return in `recorded_until` the time of each group's last record that describes its state."""
+    last = hours.groupBy("group").agg(F.max("state_at").alias("recorded_until"))
+    return last.filter(F.col("recorded_until").isNotNull())
 
 
 def compute_holdings(records: DataFrame) -> DataFrame:
-    """Return a row for each queue and record about it: its owner from `at` until `until`; null: still.
+    """Return the holdings: a queue's owner from `at` until `until`; null: still.
 
     `phase` is Owned, Releasing (revoked, and not granted yet) or Unowned. `contradicts` is true if the record
-    names a previous owner that contradicts the earlier records.
+    names a previous owner that contradicts the earlier records; `certain_until` is when the owner becomes uncertain by
+    such a record, null: never. `before` and `next` are the queue's previous and next holding.
     """
-    of_queue = Window.partitionBy(*QUEUE_PARTITION).orderBy(*RECORD_ORDER)
+    of_queue = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
     earlier = (
-        Window.partitionBy(*QUEUE_PARTITION, "stretch")
-        .orderBy(*RECORD_ORDER)
+        Window.partitionBy(*QUEUE_PARTITION, "chain")
+        .orderBy(*QUEUE_RECORD_ORDER)
         .rowsBetween(Window.unboundedPreceding, -1)
     )
-    revoked = F.when(F.col("act") == "Revoke", F.col("at"))
-    following = F.lead(F.struct("at", "epoch", "stretch", "is_owners", "contradicts", "act", "member", "state")).over(
-        of_queue
-    )
-    previous = F.lag(F.struct("epoch", "stretch", "owners_count", "is_owners", "uid", "member", "phase")).over(of_queue)
+    revoked_at = F.last(F.when(F.col("act") == "Revoke", F.col("at")), ignorenulls=True).over(earlier)
+    previous = F.struct("epoch", "chain", "owners_record_count", "is_owners", "uid", "member", "phase")
+    following = F.struct("at", "epoch", "chain", "is_owners", "contradicts", "act", "member", "state")
+    end = F.when(F.col("is_last_in_epoch"), F.col("epoch_end")).otherwise(F.col("next.at"))
     return (
         _expand_handovers(records)
         .unionByName(_expand_owners(records))
-        .withColumn("sum", F.xxhash64(*QUEUE_COLUMNS))
-        .withColumns({"before": previous, "revoked": F.last(revoked, ignorenulls=True).over(earlier)})
+        .withColumn("queue_hash", F.xxhash64(*QUEUE_COLUMNS))
+        .withColumns({"before": F.lag(previous).over(of_queue), "revoked_at": revoked_at})
         .withColumn("contradicts", _contradicts_earlier())
-        .withColumn("next", following)
-        .withColumn("last", ~F.col("next.epoch").eqNullSafe(F.col("epoch")))  # in its epoch
-        .withColumns(
-            {
-                "ends": F.when(F.col("last"), F.col("epoch_ends")).otherwise(F.col("next.at")),
-                "certain_until": _certain_until(),
-            }
-        )
-        .withColumn("until", F.coalesce("certain_until", "ends"))
+        .withColumn("next", F.lead(following).over(of_queue))
+        .withColumn("is_last_in_epoch", ~F.col("next.epoch").eqNullSafe(F.col("epoch")))
+        .withColumns({"end": end, "certain_until": _certain_until()})
+        .withColumn("until", F.coalesce("certain_until", "end"))
     )
 
 
 def _expand_handovers(records: DataFrame) -> DataFrame:
+    """Expand `handover` records to one row per queue."""
     act = F.col("act")
-    granted = act.isin(*_GRANT_ACTS)
-    dropped = act == "Drop"
-    stays = act == "Return"
+    is_dropped = act == "Drop"
 
-    def holder(to: str, from_: str) -> Column:
-        back = F.when(stays, F.coalesce(to, from_)).otherwise(F.col(from_))
-        return F.when(dropped, None).when(granted, F.col(to)).otherwise(back)
+    def owner_after_act(granted_to: str, previous: str) -> Column:
+        kept = F.when(act == "Return", F.coalesce(granted_to, previous)).otherwise(F.col(previous))
+        return F.when(is_dropped, None).when(act.isin(*_GRANT_ACTS), F.col(granted_to)).otherwise(kept)
 
-    parts = handover_records(records).select(
+    parts = records.filter(act.isNotNull()).select(
         *_KEPT_COLUMNS,
         "act",
         "proof",
         "state",
         F.col("from").alias("named_owner"),
         F.col("fromUid").alias("named_uid"),
-        holder("to", "from").alias("member"),
-        holder("toUid", "fromUid").alias("uid"),
-        F.when(dropped, UNOWNED).when(act == "Revoke", "Releasing").otherwise("Owned").alias("phase"),
+        owner_after_act("to", "from").alias("member"),
+        owner_after_act("toUid", "fromUid").alias("uid"),
+        F.when(is_dropped, UNOWNED).when(act == "Revoke", "Releasing").otherwise("Owned").alias("phase"),
         "ranges",
     )
     return expand_by_queue(parts, "ranges")
@@ -128,7 +114,7 @@ def _expand_handovers(records: DataFrame) -> DataFrame:
 
 def _expand_owners(records: DataFrame) -> DataFrame:
     """Expand `owners` records to one row per queue; such a row names its owner as the previous owner, too."""
-    lines = owners_records(records).select(*_KEPT_COLUMNS, F.explode("owned").alias("entry"))
+    lines = records.filter("is_owners").select(*_KEPT_COLUMNS, F.explode("owned").alias("entry"))
     parts = lines.select(
         *_KEPT_COLUMNS,
         F.lit(None).cast("string").alias("act"),
@@ -145,24 +131,49 @@ def _expand_owners(records: DataFrame) -> DataFrame:
 
 
 def _contradicts_earlier() -> Column:
-    """Return whether a record contradicts earlier ones about a queue's previous owner; false if there were none."""
-    continuous = F.col("before.stretch").eqNullSafe(F.col("stretch"))
-    # Earlier `owners` records list the queue if it had an owner.
-    earlier_count = F.col("owners_count") - F.col("is_owners").cast("int")
-    left_out = ~(continuous & (F.col("before.owners_count") >= earlier_count))
-    holder = F.when(~left_out, F.col("before.uid"))
-    return (continuous | F.col("had_known_owners")) & ~holder.eqNullSafe(F.col("named_uid"))
+    """Return whether a record names another previous owner than the earlier records; false if those tell nothing.
+
+    Example, about queue 0; it had no owner before generation 6, for the second record leaves it out:
+
+        owners 5   m1: 0     owners_record_count 1
+        owners 5   m1: -     owners_record_count 2
+        grant 6    to m2     owners_record_count 2, before.owners_record_count 1; a grant from m1 would contradict
+    """
+    is_same_chain = F.col("before.chain").eqNullSafe(F.col("chain"))
+    earlier_owners_records = F.col("owners_record_count") - F.col("is_owners").cast("int")
+    is_left_out = F.col("before.owners_record_count") < earlier_owners_records
+    known_uid = F.when(is_same_chain & ~is_left_out, F.col("before.uid"))
+    return (is_same_chain | F.col("owners_known_before")) & ~known_uid.eqNullSafe(F.col("named_uid"))
 
 
 def _certain_until() -> Column:
-    """Return when the owner becomes uncertain if the next record contradicts this one: at the next plan, if any."""
-    named = (F.col("next.epoch") == F.col("epoch") + 1) & F.col("next.is_owners")
-    missing = (
-        F.col("last") & F.col("ends_with_owners") & ~F.col("ends_with_break") & ~F.coalesce(named, F.expr("false"))
+    """Return when the owner becomes uncertain, because the next record about all queues or this queue contradicts it.
+
+    The missing change was part of the next assignment at the earliest, so the owner is certain up to its plan.
+    """
+    is_listed_next = false_if_null((F.col("next.epoch") == F.col("epoch") + 1) & F.col("next.is_owners"))
+    contradicted_at = F.when(_is_left_out_next(is_listed_next), F.col("epoch_end")).when(
+        _is_contradicted_next(is_listed_next), F.col("next.at")
     )
-    follows = (~F.col("last") | named) & (F.col("next.stretch") == F.col("stretch"))
-    # A grant, or two entries of one `owners` record, count as TwoOwners instead.
-    contradicted = follows & F.col("next.contradicts") & ~F.col("next.act").eqNullSafe("Grant")
-    contradicted &= ~(F.col("next.is_owners") & ~F.col("last"))
-    ends = F.when(missing & F.col("uid").isNotNull(), F.col("epoch_ends")).when(contradicted, F.col("next.at"))
-    return F.when(ends.isNotNull(), F.least(ends, "next_plan"))
+    return F.when(contradicted_at.isNotNull(), F.least(contradicted_at, "next_plan_at"))
+
+
+def _is_left_out_next(is_listed_next: Column) -> Column:
+    """Return whether the queue has an owner, and the `owners` record that ends the epoch leaves the queue out.
+
+    Example: grant 7 to m2, then `owners` 8 without the queue: a record by which m2 lost it is missing.
+    """
+    ends_with_owners = F.col("is_last_in_epoch") & F.col("epoch_ends_with_owners") & ~F.col("epoch_ends_with_break")
+    return ends_with_owners & ~is_listed_next & F.col("uid").isNotNull()
+
+
+def _is_contradicted_next(is_listed_next: Column) -> Column:
+    """Return whether the queue's next record, in this epoch or at its end, names another previous owner.
+
+    Example: grant 7 to m2, then `owners` 8 with the queue at m1. The audit reports two other cases as TwoOwners: a
+    grant from another owner, and an `owners` record that lists the queue twice.
+    """
+    is_listed_twice = F.col("next.is_owners") & ~F.col("is_last_in_epoch")
+    is_grant = F.col("next.act").eqNullSafe("Grant")
+    continues = (~F.col("is_last_in_epoch") | is_listed_next) & (F.col("next.chain") == F.col("chain"))
+    return continues & F.col("next.contradicts") & ~is_grant & ~is_listed_twice

@@ -10,6 +10,7 @@ from rota.lag import LagState
 from rota.pipeline.common.schemas import ROLLUP
 from rota.pipeline.history.audit import intervals, unowned_by_assignment
 from rota.pipeline.history.lag_states import offset_samples
+from rota.pipeline.history.ordering import RECORD_ORDER
 from rota.pipeline.history.ownership import OwnershipAccount, build_account, last_record_times
 from rota.pipeline.history.ranges import count_queues, expand_by_queue, seconds_between
 from rota.pipeline.ingest.facts import Facts
@@ -133,36 +134,39 @@ def contested_periods(facts: Facts, account: OwnershipAccount) -> DataFrame:
         forced.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))
         .join(over, queue, how="left")
         .join(last_record_times(account.hours), "group", how="inner")
-        .select("group", F.col("at").alias("since"), F.coalesce("over", "horizon").alias("until"))
+        .select("group", F.col("at").alias("since"), F.coalesce("over", "recorded_until").alias("until"))
     )
 
 
 def _balance_metrics(account: OwnershipAccount) -> DataFrame:
-    """Return the time-weighted imbalance of queues among sharing members, and the hours of members without a queue."""
-    order = Window.partitionBy("group").orderBy("life", "generation", "step", "at")
-    known_until = F.when(F.col("ends_with_break"), F.col("epoch_ends"))
+    """Return the time-weighted imbalance of queues among sharing members, and the hours of members without a queue.
+
+    Each member's number of queues changes by +1 and -1 where a holding starts and ends; it is read at each record.
+    """
+    order = Window.partitionBy("group").orderBy(*RECORD_ORDER)
+    known_until = F.when(F.col("epoch_ends_with_break"), F.col("epoch_end"))
     spans = (
         account.records.filter(F.col("sharing").isNotNull())
         .withColumn("next", F.lead("at").over(order))
-        .filter(F.col("has_known_owners") & ~F.col("model").eqNullSafe("Broadcasting"))
+        .filter(F.col("owners_known_after") & ~F.col("model").eqNullSafe("Broadcasting"))
         .join(last_record_times(account.hours), "group", how="inner")
-        .withColumn("until", F.least(F.coalesce("next", "horizon"), known_until))
+        .withColumn("until", F.least(F.coalesce("next", "recorded_until"), known_until))
     )
     owned_spans = account.holdings.filter(F.col("phase") == "Owned")
-    begun = owned_spans.select("group", "uid", "at", F.lit(1).alias("more"))
+    starts = owned_spans.select("group", "uid", "at", F.lit(1).alias("added"))
     ended = owned_spans.filter(F.col("until").isNotNull())
-    ended = ended.select("group", "uid", F.col("until").alias("at"), F.lit(-1).alias("more"))
-    points = spans.select("group", F.explode("sharing").alias("uid"), "at", F.lit(0).alias("more"), "until")
-    steps = points.unionByName(begun.unionByName(ended), allowMissingColumns=True)
+    ends = ended.select("group", "uid", F.col("until").alias("at"), F.lit(-1).alias("added"))
+    points = spans.select("group", F.explode("sharing").alias("uid"), "at", F.lit(0).alias("added"), "until")
+    steps = points.unionByName(starts.unionByName(ends), allowMissingColumns=True)
     so_far = Window.partitionBy("group", "uid").orderBy("at").rangeBetween(Window.unboundedPreceding, Window.currentRow)
-    owned = steps.withColumn("queues", F.sum("more").over(so_far)).filter(F.col("until") > F.col("at"))
+    owned = steps.withColumn("queues", F.sum("added").over(so_far)).filter(F.col("until") > F.col("at"))  # only points
     per_period = owned.groupBy("group", F.col("at").alias("since"), "until").agg(
-        F.max("queues").alias("most"),
-        F.sum("queues").alias("all"),
+        F.max("queues").alias("highest"),
+        F.sum("queues").alias("total"),
         F.count("*").alias("members"),
         F.sum((F.col("queues") == 0).cast("int")).alias("idle"),
     )
-    ratio = F.when(F.col("all") > 0, F.col("most") * F.col("members") / F.col("all"))
+    ratio = F.when(F.col("total") > 0, F.col("highest") * F.col("members") / F.col("total"))
     duration = seconds_between("since", "until")
     weight = F.sum(F.when(ratio.isNotNull(), duration))
     idle = F.sum(F.col("idle") * duration) / 3600
@@ -174,16 +178,13 @@ def _balance_metrics(account: OwnershipAccount) -> DataFrame:
 
 
 def _lag_metrics(samples: DataFrame) -> DataFrame:
-    minutes = (
-        [F.lit(str(state)) for state in LagState],
-        [F.sum(F.col(str(state)) * F.col("seconds")) / 60 for state in LagState],
-    )
-    pairs = [column for pair in zip(*minutes, strict=True) for column in pair]
+    names = F.array(*(F.lit(str(state)) for state in LagState))
+    minutes = F.array(*(F.sum(F.col(str(state)) * F.col("seconds")) / 60 for state in LagState))
     return samples.groupBy(*_GROUP_HOUR).agg(
         *_percentiles("lag", "lag"),
         F.max("lag").alias("lag_max"),
         *_percentiles("delay", "delay"),
-        F.map_filter(F.create_map(*pairs), lambda _, minutes: minutes > 0).alias("verdict_minutes"),
+        F.map_filter(F.map_from_arrays(names, minutes), lambda _, minutes: minutes > 0).alias("verdict_minutes"),
         (F.sum("seconds") / 60).alias("minutes_seen"),
         F.sum(F.col("back") + F.col("retries")).alias("returned"),
     )
@@ -198,7 +199,9 @@ def _incomplete_hours(facts: Facts, account: OwnershipAccount) -> DataFrame:
     """Return the hours with missing records: breaks of a group, and gaps, which affect every group."""
     breaks = account.records.filter("is_break").join(last_record_times(account.hours), "group", how="inner")
     spans = breaks.select(
-        "group", F.col("starts").alias("since"), F.coalesce("next_owners", F.greatest("horizon", "at")).alias("until")
+        "group",
+        F.col("border_at").alias("since"),
+        F.coalesce("next_owners_at", F.greatest("recorded_until", "at")).alias("until"),
     )
     of_groups = _hours_touched(spans).select(*_GROUP_HOUR)
     of_all = _hours_touched(facts.gap.select("since", F.col("at").alias("until"))).select("hour").distinct()

@@ -1,4 +1,1 @@
-"""Reading the journal into tables: selects files, validates lines, removes duplicates.
-
-Imports only `common`.
-"""
+"""Reading the journal into tables: selects files, validates and deduplicates lines. May import `common`."""

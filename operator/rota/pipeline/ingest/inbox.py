@@ -21,9 +21,7 @@ from typing import NamedTuple
 from rota.pipeline.common.paths import ANY_DATE_GLOB, HOUR_FILE_PATTERN
 
 HOUR = timedelta(hours=1)
-LATEST_HOUR = (
-    datetime.max.replace(tzinfo=UTC) - HOUR
-)  # files of clocks that jumped: Python cannot represent a later end
+LATEST_HOUR = datetime.max.replace(tzinfo=UTC) - HOUR  # of clocks that jumped: Python has no later end of an hour
 MAX_BATCH_BYTES = 512 * 2**20  # maximal bytes of files in one batch, unless a single file is larger
 
 

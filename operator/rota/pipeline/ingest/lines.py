@@ -22,10 +22,11 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from rota.model import single_line
-from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
+from rota.pipeline.common.columns import false_if_null
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, TEXT, table_schema
 from rota.ranges import RangesByTopic, from_ranges
 from rota.records import (
     RECORD_SCHEMA,
@@ -43,7 +44,7 @@ JSON_OPTIONS = {
     "allowNonNumericNumbers": "false",
     "columnNameOfCorruptRecord": "_corrupt",
 }
-_CORRUPT = StructField("_corrupt", StringType())
+_CORRUPT = StructField("_corrupt", TEXT)
 _REST_SCHEMA = StructType([JOURNAL_SCHEMAS["offsets"]["topics"], JOURNAL_SCHEMAS["offsets"]["verdicts"], _CORRUPT])
 
 # How the operator writes a line's start, time and end. The pattern of the end allows no text after the last brace.
@@ -54,9 +55,7 @@ _UNIQUE_KEYS = ['"schema"', '"kind"', '"group"', '"at"']  # keys before the topi
 _LAST_KEY = '"verdicts"'
 _MAX_PARTS = 15  # parts of a line that is split at its first quotation marks: the 10th is the group, the 14th the time
 
-_JUDGEMENT_SCHEMA = StructType(
-    [StructField("kind", StringType()), StructField("line", StringType()), StructField("reason", StringType())]
-)
+_JUDGEMENT_SCHEMA = table_schema(kind=TEXT, line=TEXT, reason=TEXT)
 _JUDGEMENT_ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
 _LONG_NUMBER = re.compile(rb"\d{19}")  # digits of the shortest number beyond 64 bits
 _MAX_INT64 = 2**63 - 1
@@ -75,7 +74,7 @@ def judge_lines(lines: DataFrame) -> DataFrame:
     judgement = F.col("judgement")
     return (
         lines.transform(_with_parts)
-        .withColumn("plain", F.coalesce(_is_plain(), F.lit(False)))  # noqa: FBT003 - a value, not a switch
+        .withColumn("plain", false_if_null(_is_plain()))
         .withColumn("judgement", _judge_udf(F.when(~F.col("plain"), F.col("line"))))
         .select(
             *lines.columns,

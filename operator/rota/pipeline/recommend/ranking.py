@@ -1,8 +1,9 @@
 """Cost and ranking of policies: the cost of each policy for a group, and the best policy for each group and for all.
 
-The cost is the sum of each measure per day, times its weight. Values per day make histories of different lengths
-comparable. A measure that is unknown for one policy of a group is ignored for all policies of that group: otherwise the
-policy with the unknown value would look cheapest.
+The cost is the sum of the measures, each times its weight. Counts and durations are measured per day, and imbalance and
+lag as means over the history; so histories of different lengths are comparable. A measure that is unknown for one
+policy of a group is ignored for all policies of that group: otherwise the policy with the unknown value would look
+cheapest.
 """
 
 from functools import reduce
@@ -10,9 +11,10 @@ from operator import add
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, DoubleType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType
 
-from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.common.columns import false_if_null
+from rota.pipeline.common.schemas import NUMBER, RECORDED_POLICY, TEXT, table_schema
 from rota.pipeline.recommend.cost_weights import LAG_UNIT_MESSAGES, MEASURES, MIN_GAIN_FRACTION, CostWeights
 from rota.pipeline.recommend.explanation import explain_recommendation
 
@@ -21,32 +23,31 @@ COST_DECIMALS = 9  # decimal places in comparisons of sums
 
 COST_COLUMNS = [f"cost_{name}" for name in MEASURES]
 
-# The recommendation for each group.
-CHOSEN = StructType(
-    [
-        StructField("group", StringType()),
-        StructField("strategy", StringType()),  # used now
-        StructField("use", StringType()),  # policy to use; `recorded`: no change
-        StructField("change", BooleanType()),
-        StructField("best", StringType()),  # cheapest policy; its gain may be too small for a change
-        StructField("cost_now", DoubleType()),
-        StructField("cost_then", DoubleType()),
-        StructField("gain", DoubleType()),  # 0.3: it would cost 30 % less
-        StructField("evidence", StringType()),
-    ]
+# The recommendation for each group. Users read this table, so its names stay: `now` is the policy in use, `then` the
+# recommended one. The rows from which it is computed are `current`, of the policy in use, and `cheapest`.
+CHOSEN = table_schema(
+    group=TEXT,
+    strategy=TEXT,  # of the policy in use
+    use=TEXT,  # policy to use; `recorded`: no change
+    change=BooleanType(),
+    best=TEXT,  # cheapest policy; its gain may be too small for a change
+    cost_now=NUMBER,
+    cost_then=NUMBER,
+    gain=NUMBER,  # 0.3: it would cost 30 % less
+    evidence=TEXT,  # the reason, as a sentence
 )
 
 _ALL_ROWS = (Window.unboundedPreceding, Window.unboundedFollowing)
 _ROWS_SO_FAR = (Window.unboundedPreceding, Window.currentRow)
 
 
-def measures_per_day(results: DataFrame) -> DataFrame:
-    """Return each measure per day, for each group and policy; null: unknown."""
-    measured = {
+def _compute_measures(results: DataFrame) -> DataFrame:
+    """Return the measures of the cost for each group and policy; null: unknown."""
+    measures = {
         "moves": _per_day("moves"),
         "pause": _per_day("pause_seconds"),
         "duplicates": _per_day("duplicates"),
-        "imbalance": F.col("imbalance") - 1,
+        "imbalance": F.col("imbalance") - 1,  # 1 is even
         "idle": _per_day("idle_member_hours"),
         "unowned": _per_day("unowned_queue_seconds"),
         "lag": (_doublings("lag_mean") + _doublings("lag_peak")) / 2,
@@ -56,7 +57,7 @@ def measures_per_day(results: DataFrame) -> DataFrame:
         "policy",
         "strategy",
         "problem",
-        *(_finite_or_null(measure).alias(name) for name, measure in measured.items()),
+        *(_finite_or_null(measure).alias(name) for name, measure in measures.items()),
         *(_finite_or_null(F.col(name)).alias(name) for name in ("lag_mean", "lag_peak")),
     )
 
@@ -66,26 +67,29 @@ def _per_day(name: str) -> Column:
 
 
 def _doublings(name: str) -> Column:
+    """Return how often the lag doubles, counted from LAG_UNIT_MESSAGES: 0 without lag, 1 at one unit, 2 at three."""
     return F.log2(1 + F.col(name) / LAG_UNIT_MESSAGES)
 
 
 def _finite_or_null(measure: Column) -> Column:
-    """Return a measure with at least 0, null for NaN and infinity (Spark orders NaN above all numbers)."""
+    """Return a measure, 0 if it is negative, null if it is NaN or infinite."""
     number = measure.cast("double")
-    return F.when(F.abs(number) < float("inf"), F.greatest(number, F.lit(0.0)))
+    is_finite = F.abs(number) < float("inf")  # false for NaN, too: Spark orders NaN above all numbers
+    return F.when(is_finite, F.greatest(number, F.lit(0.0)))
 
 
-def costs(results: DataFrame, weights: CostWeights) -> DataFrame:
-    """Return COSTS: each policy's cost per day and its rank in each group; a policy with a problem has neither."""
+def compute_costs(results: DataFrame, weights: CostWeights) -> DataFrame:
+    """Return COSTS: each policy's cost and its rank in each group; a policy with a problem has neither."""
     group = Window.partitionBy("group").rowsBetween(*_ALL_ROWS)
-    usable = F.col("problem").isNull()
-    is_unknown = {name: F.max(usable & F.col(name).isNull()).over(group) for name in MEASURES}
-    parts = {
-        f"cost_{name}": F.when(usable & ~is_unknown[name], F.col(name) * weights.weight_of(name)) for name in MEASURES
-    }
-    cost = F.when(usable, reduce(add, (F.coalesce(F.col(part), F.lit(0.0)) for part in COST_COLUMNS)))
+    is_usable = F.col("problem").isNull()
+    parts: dict[str, Column] = {}
+    for name in MEASURES:
+        is_unknown = F.max(is_usable & F.col(name).isNull()).over(group)
+        parts[f"cost_{name}"] = F.when(is_usable & ~is_unknown, F.col(name) * weights.weight_of(name))
+    known_parts = [F.coalesce(F.col(part), F.lit(0.0)) for part in COST_COLUMNS]
+    cost = F.when(is_usable, reduce(add, known_parts))
     return (
-        measures_per_day(results)
+        _compute_measures(results)
         .withColumns(parts)
         .withColumn("cost", cost)
         .withColumn("rank", _rank())
@@ -102,40 +106,44 @@ def _rank() -> Column:
         F.col("moves").asc_nulls_last(),
         "policy",
     )
-    place = F.row_number().over(best_first.rowsBetween(*_ROWS_SO_FAR))
-    return F.when(F.col("cost").isNotNull(), place).cast("int")
+    row_number = F.row_number().over(best_first.rowsBetween(*_ROWS_SO_FAR))
+    return F.when(F.col("cost").isNotNull(), row_number).cast("int")
 
 
 def costs_with_measures(costs: DataFrame, results: DataFrame) -> DataFrame:
-    """Return costs joined with the measures per day."""
-    return costs.join(measures_per_day(results), on=["group", "policy"], how="inner")
+    """Return costs joined with the measures."""
+    return costs.join(_compute_measures(results), on=["group", "policy"], how="inner")
 
 
 def recommend_policies(costs: DataFrame, results: DataFrame, min_gain: float = MIN_GAIN_FRACTION) -> DataFrame:
-    """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `min_gain`."""
+    """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `min_gain`.
+
+    The gain is unknown without a current cost, and 0 without a change.
+    """
     row = F.struct("policy", "strategy", "problem", "cost", *COST_COLUMNS, *MEASURES, "lag_mean", "lag_peak")
-    gain = F.try_divide(F.col("now.cost") - F.col("then.cost"), F.col("now.cost"))
-    has_cost_now = F.col("now.cost").isNotNull()
-    better = F.col("then.policy") != RECORDED_POLICY
-    change = has_cost_now & better & (F.round("gain", COST_DECIMALS) >= min_gain)
+    has_current_cost = F.col("current.cost").isNotNull()
+    possible_gain = F.try_divide(F.col("current.cost") - F.col("cheapest.cost"), F.col("current.cost"))
+    is_other = F.col("cheapest.policy") != RECORDED_POLICY
+    is_worthwhile = has_current_cost & is_other & (F.round("gain", COST_DECIMALS) >= min_gain)
+    recommended_cost = F.when(F.col("change"), F.col("cheapest.cost")).otherwise(F.col("current.cost"))
     return (
         costs_with_measures(costs, results)
         .groupBy("group")
         .agg(
-            F.max(F.when(F.col("policy") == RECORDED_POLICY, row)).alias("now"),
-            F.max(F.when(F.col("rank") == 1, row)).alias("then"),
+            F.max(F.when(F.col("policy") == RECORDED_POLICY, row)).alias("current"),
+            F.max(F.when(F.col("rank") == 1, row)).alias("cheapest"),
         )
-        .withColumn("gain", F.coalesce(gain, F.when(has_cost_now, F.lit(0.0))))
-        .withColumn("change", F.coalesce(change, F.lit(False)))  # noqa: FBT003 - F.lit takes no name
+        .withColumn("gain", F.coalesce(possible_gain, F.when(has_current_cost, F.lit(0.0))))
+        .withColumn("change", false_if_null(is_worthwhile))
         .select(
             "group",
-            F.col("now.strategy").alias("strategy"),
-            F.when(F.col("change"), F.col("then.policy")).otherwise(RECORDED_POLICY).alias("use"),
+            F.col("current.strategy").alias("strategy"),
+            F.when(F.col("change"), F.col("cheapest.policy")).otherwise(RECORDED_POLICY).alias("use"),
             "change",
-            F.col("then.policy").alias("best"),
-            F.col("now.cost").alias("cost_now"),
-            F.when(F.col("change"), F.col("then.cost")).otherwise(F.col("now.cost")).alias("cost_then"),
-            F.when(F.col("change") | ~has_cost_now, F.col("gain")).otherwise(0.0).alias("gain"),
+            F.col("cheapest.policy").alias("best"),
+            F.col("current.cost").alias("cost_now"),
+            recommended_cost.alias("cost_then"),
+            F.when(has_current_cost & ~F.col("change"), 0.0).otherwise(F.col("gain")).alias("gain"),
             explain_recommendation(min_gain).alias("evidence"),
         )
     )
@@ -144,25 +152,24 @@ def recommend_policies(costs: DataFrame, results: DataFrame, min_gain: float = M
 def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
     """Return the sums over all groups for each policy and for OWN_POLICIES; the cheapest first.
 
-    A group that cannot use a policy counts with its present one. Groups without a present cost are in no sum.
+    A group that cannot use a policy counts with its current one. Groups without a current cost are in no sum.
     """
     candidates = costs_with_measures(costs, results).select(
         "group", "policy", F.struct("strategy", "cost", *COST_COLUMNS, *MEASURES, "lag_mean").alias("values")
     )
-    judged = candidates.filter((F.col("policy") == RECORDED_POLICY) & F.col("values.cost").isNotNull())
-    now = judged.select("group", F.col("values").alias("now"))
+    has_cost = F.col("values.cost").isNotNull()
+    with_current_cost = candidates.filter((F.col("policy") == RECORDED_POLICY) & has_cost)
+    current = with_current_cost.select("group", F.col("values").alias("current"))
+    # A row for each sum and group: `policy` names the sum, `used` is the policy that the group would use.
     policies = F.broadcast(candidates.select("policy").distinct())
-    of_all = now.crossJoin(policies).withColumn("source", F.col("policy"))
-    own = now.join(
-        chosen.select("group", F.lit(OWN_POLICIES).alias("policy"), F.col("use").alias("source")), "group", "inner"
-    )
-    pairs = of_all.unionByName(own)
-    by_source = candidates.withColumnRenamed("policy", "source")
-    usable = F.col("values.cost").isNotNull()
+    same_for_all = current.crossJoin(policies).withColumn("used", F.col("policy"))
+    recommended = chosen.select("group", F.lit(OWN_POLICIES).alias("policy"), F.col("use").alias("used"))
+    each_its_own = current.join(recommended, "group", how="inner")
     return (
-        pairs.join(by_source, on=["group", "source"], how="left")
-        .withColumn("usable", F.coalesce(usable, F.lit(False)))  # noqa: FBT003 - F.lit takes no name
-        .withColumn("values", F.when(F.col("usable"), F.col("values")).otherwise(F.col("now")))
+        same_for_all.unionByName(each_its_own)
+        .join(candidates.withColumnRenamed("policy", "used"), on=["group", "used"], how="left")
+        .withColumn("is_usable", false_if_null(has_cost))
+        .withColumn("values", F.when(F.col("is_usable"), F.col("values")).otherwise(F.col("current")))
         .groupBy("policy")
         .agg(*_sum_columns())
         .orderBy(F.round("cost", COST_DECIMALS), F.col("policy") != RECORDED_POLICY, "moves", "policy")
@@ -171,12 +178,11 @@ def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> 
 
 def _sum_columns() -> list[Column]:
     added = ["cost", *COST_COLUMNS, "moves", "pause", "duplicates", "idle", "unowned", "lag_mean"]
+    used_strategies = F.collect_set(F.when(F.col("is_usable"), F.col("values.strategy")))  # a few: there are nine
     return [
-        F.array_sort(F.collect_set(F.when(F.col("usable"), F.col("values.strategy")))).alias(
-            "strategies"
-        ),  # at most nine
-        F.count_if(F.col("usable")).alias("usable"),
-        F.count_if(~F.col("usable")).alias("unusable"),
+        F.array_sort(used_strategies).alias("strategies"),
+        F.count_if(F.col("is_usable")).alias("usable"),  # number of groups
+        F.count_if(~F.col("is_usable")).alias("unusable"),
         *(F.sum(F.col(f"values.{name}")).alias(name) for name in added),
         F.avg("values.imbalance").alias("imbalance"),
     ]

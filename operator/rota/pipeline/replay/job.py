@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, StructField, StructType
 
 from rota import records
-from rota.pipeline.common.schemas import RECORDED_POLICY, RESULTS, SERIES
+from rota.pipeline.common.schemas import COUNT, RECORDED_POLICY, RESULTS, SERIES, TEXT, table_schema
 from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory, build_history, sort_facts
 from rota.pipeline.replay.replay import Replay
@@ -29,16 +29,8 @@ PARTITIONS_PER_CORE = 8  # partitions for each core: many small ones, so that no
 # Queues times changes: a replay of that size takes as long as those of a hundred usual groups.
 HEAVY_REPLAY_SIZE = 100_000
 
-_TEXT = StringType()
-_HISTORIES = StructType(
-    [
-        StructField("group", _TEXT),
-        StructField("size", LongType()),
-        StructField("history", BinaryType()),
-        StructField("problem", _TEXT),
-    ],
-)
-_POLICIES = StructType([StructField("policy", _TEXT), StructField("rules", _TEXT)])
+_HISTORIES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=TEXT)
+_POLICIES = table_schema(policy=TEXT, rules=TEXT)  # the JSON of a RebalancePolicy's spec; null: as recorded
 _SERIES_POINT = StructType([field for field in SERIES.fields if field.name not in {"group", "policy"}])
 _RUNS = StructType([*RESULTS.fields, StructField("series", ArrayType(_SERIES_POINT))])
 

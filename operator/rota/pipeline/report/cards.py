@@ -15,7 +15,7 @@ from rota.spec import PolicySpec
 
 MAX_MANIFEST_CHARACTERS = 4000  # shown of a manifest: ByConfig's may be long
 
-_PLOTS = (
+_PLOTS = (  # title, column of SERIES, lowest value of the y axis, whether a line holds each value
     ("Lag, messages", "lag", 0.0, False),
     ("Busiest member, times the mean load", "imbalance", 1.0, False),
     ("Moves of queues so far", "moves", 0.0, True),
@@ -26,11 +26,11 @@ def render_card(data: Findings, rank: int, row: Row) -> str:
     """Return a group's card as HTML."""
     group = row["group"]
     use = row["use"]
-    now = data.measures.get((group, RECORDED_POLICY))
-    then = data.measures.get((group, use))
-    strategy = f" ({escape_text(then['strategy'])})" if then else ""
+    current = data.measures.get((group, RECORDED_POLICY))
+    recommended = data.measures.get((group, use))
+    strategy = f" ({escape_text(recommended['strategy'])})" if recommended else ""
     plots = "".join(_draw_plots(data, group, use))
-    figures = _measures_table(now, then) if now and then else ""
+    figures = _measures_table(current, recommended) if current and recommended else ""
     command = patch_command(group, use)
     command_box = (
         f"<pre>{escape_lines(command)}</pre>" if command else '<p class="none">This is not a valid Kubernetes name.</p>'
@@ -45,27 +45,27 @@ def render_card(data: Findings, rank: int, row: Row) -> str:
 
 
 def _draw_plots(data: Findings, group: str, use: str) -> Iterator[str]:
-    drawn = data.series.get(group, {})
-    names = ((RECORDED_POLICY, "now", "now"), (use, f"with {use}", "then"))
-    for title, column, least, steps in _PLOTS:
+    rows_by_policy = data.series.get(group, {})
+    lines = ((RECORDED_POLICY, "now", "now"), (use, f"with {use}", "then"))  # policy, name, CSS class
+    for title, column, y_minimum, is_stepped in _PLOTS:
         plotted = [
-            PlotLine(name, style, [(row["at"], row[column]) for row in drawn[policy]])
-            for policy, name, style in names
-            if policy in drawn
+            PlotLine(name, css_class, [(row["at"], row[column]) for row in rows_by_policy[policy]])
+            for policy, name, css_class in lines
+            if policy in rows_by_policy
         ]
-        plot = draw_lines(f"{group}, {title}", plotted, y_minimum=least, is_stepped=steps)
+        plot = draw_lines(f"{group}, {title}", plotted, y_minimum=y_minimum, is_stepped=is_stepped)
         yield f"<figure><figcaption>{title}</figcaption>{plot}</figure>"
 
 
-def _measures_table(now: Row, then: Row) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{title}</th><td class="number">{_format_measure(name, now)}</td>'
-        f'<td class="number">{_format_measure(name, then)}</td><td class="number">{format_number(now[cost])}</td>'
-        f'<td class="number">{format_number(then[cost])}</td></tr>'
-        for name, title, cost in ((name, measure.title, f"cost_{name}") for name, measure in MEASURES.items())
-    )
-    heads = ("A day", "Now", "Then", "Points now", "Points then")
-    head = "".join(f'<th scope="col"{" class=number" * bool(at)}>{title}</th>' for at, title in enumerate(heads))
+def _measures_table(current: Row, recommended: Row) -> str:
+    rows = ""
+    for name, measure in MEASURES.items():
+        cells = [_format_measure(name, current), _format_measure(name, recommended)]
+        cells += [format_number(current[f"cost_{name}"]), format_number(recommended[f"cost_{name}"])]
+        numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
+        rows += f'<tr><th scope="row">{measure.title}</th>{numbers}</tr>'
+    heads = ("Now", "Then", "Points now", "Points then")
+    head = '<th scope="col">A day</th>' + "".join(f'<th scope="col" class=number>{title}</th>' for title in heads)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 

@@ -1,6 +1,7 @@
 """Numbers, durations and comparisons as text for the report."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from pyspark.sql import Row
 
@@ -8,27 +9,30 @@ from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.report.plots import format_number
 
 MIN_CHANGE_FRACTION = 0.01  # fraction of a measure: smaller changes are not mentioned
+_UNIT_SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # the largest first
 
-_UNITS = ((86400, 3600, ("d", "h")), (3600, 60, ("h", "min")), (60, 1, ("min", "s")))
 
-
-def count(many: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{many:,} {noun}" if many == 1 else f"{many:,} {noun}s"
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 group, 1,200 groups."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_value(value: object) -> object:
-    """Format a number for a table in a terminal; return any other value unchanged."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        return value
-    return format_number(value).replace("\N{NO-BREAK SPACE}", " ")
+    """Format a number for a table in a terminal, None as "unknown"; return any other value unchanged."""
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return format_number(value).replace("\N{NO-BREAK SPACE}", " ")
+    return value
 
 
 def describe_problem(row: Row, group_count: int) -> str:
-    """Return where a policy is unusable (RECORDED_POLICY: where no cost is known) of `group_count` groups, and why."""
-    many = row["groups"]
+    """Return a sentence about a problem of `count_problems`: the policy, an example of its groups, the reason.
+
+    `group_count` is the number of all groups. The problem of RECORDED_POLICY is that no cost is known.
+    """
+    affected = row["groups"]
     example = row["example"]
-    where = f"group {example}" if many == 1 else f"{many:,} of {count(group_count, 'group')}, such as {example}"
+    all_groups = format_count(group_count, "group")
+    where = f"group {example}" if affected == 1 else f"{affected:,} of {all_groups}, such as {example}"
     if row["policy"] == RECORDED_POLICY:
         return f"not evaluated: {where}: {row['problem']}"
     return f"{row['policy']} in {where}: unusable: {row['problem']}"
@@ -41,14 +45,15 @@ def format_duration(seconds: float | None) -> str:
     if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{format_number(seconds)} s"
     rounded = max(round(seconds), 60)
-    unit, below, names = next(entry for entry in _UNITS if rounded >= entry[0])
-    large, remainder = divmod(rounded, unit)
-    return f"{large:,} {names[0]}" + (f" {remainder // below} {names[1]}" if remainder // below else "")
+    unit, smaller_unit = next(pair for pair in pairwise(_UNIT_SECONDS) if rounded >= _UNIT_SECONDS[pair[0]])
+    number, rest = divmod(rounded, _UNIT_SECONDS[unit])
+    rest_number = rest // _UNIT_SECONDS[smaller_unit]
+    return f"{number:,} {unit}" + (f" {rest_number} {smaller_unit}" if rest_number else "")
 
 
-def format_percent(part: float) -> str:
+def format_percent(fraction: float) -> str:
     """Return a fraction in percent; a small one is "less than 1%", never 0 %."""
-    text = "less than 1%" if 0 < abs(part) < MIN_CHANGE_FRACTION else f"{part:.0%}"
+    text = "less than 1%" if 0 < abs(fraction) < MIN_CHANGE_FRACTION else f"{fraction:.0%}"
     return text.replace("%", "\N{NO-BREAK SPACE}%")
 
 
@@ -57,32 +62,39 @@ def describe_history_length(hours: float) -> str:
     return f"Up to {format_duration(hours * 3600)} of each group's history was replayed; counts are per day"
 
 
-def describe_change(now: float | None, then: float | None) -> str:
+def describe_change(current: float | None, proposed: float | None) -> str:
     """Return the relative change of a cost, such as "20% less"."""
-    if now is None or then is None:
+    if current is None or proposed is None:
         return "unknown"
-    if not now or abs(then - now) < MIN_CHANGE_FRACTION / 2 * now:
+    # Below half of it, the change would be rounded to 0 %.
+    if not current or abs(proposed - current) < MIN_CHANGE_FRACTION / 2 * current:
         return "as much"
-    return f"{format_percent(abs(now - then) / now)}\N{NO-BREAK SPACE}{'less' if then < now else 'more'}"
+    direction = "less" if proposed < current else "more"
+    return f"{format_percent(abs(proposed - current) / current)}\N{NO-BREAK SPACE}{direction}"
 
 
-def improvements_and_drawbacks(now: Row, then: Row) -> tuple[list[str], list[str]]:
+def improvements_and_drawbacks(current: Row, proposed: Row) -> tuple[list[str], list[str]]:
     """Return the improvements and the drawbacks of a change, each as a phrase."""
     phrases: dict[str, Callable[[float, float], str]] = {
-        "moves": lambda a, b: f"{format_number(b)} moves of queues instead of {format_number(a)}",
-        "pause": lambda a, b: f"queues are paused for {format_duration(b)} in total instead of {format_duration(a)}",
-        "duplicates": lambda a, b: f"{format_number(b)} messages expected twice instead of {format_number(a)}",
-        "imbalance": lambda a, b: (
-            f"the busiest member has {format_number(1 + b)} times the mean load instead of {format_number(1 + a)}"
+        "moves": lambda old, new: f"{format_number(new)} moves of queues instead of {format_number(old)}",
+        "pause": lambda old, new: (
+            f"queues are paused for {format_duration(new)} in total instead of {format_duration(old)}"
         ),
-        "idle": lambda a, b: f"members idle for {format_number(b)} h instead of {format_number(a)} h",
-        "unowned": lambda a, b: f"queues have no owner for {format_duration(b)} instead of {format_duration(a)}",
-        "lag_mean": lambda a, b: f"a mean lag of {format_number(b)} instead of {format_number(a)}",
+        "duplicates": lambda old, new: f"{format_number(new)} messages expected twice instead of {format_number(old)}",
+        "imbalance": lambda old, new: (
+            f"the busiest member has {format_number(1 + new)} times the mean load instead of {format_number(1 + old)}"
+        ),
+        "idle": lambda old, new: f"members idle for {format_number(new)} h instead of {format_number(old)} h",
+        "unowned": lambda old, new: (
+            f"queues have no owner for {format_duration(new)} instead of {format_duration(old)}"
+        ),
+        "lag_mean": lambda old, new: f"a mean lag of {format_number(new)} instead of {format_number(old)}",
     }
     better: list[str] = []
     worse: list[str] = []
     for name, phrase in phrases.items():
-        old, new = now[name], then[name]
+        old = current[name]
+        new = proposed[name]
         if old is None or new is None or abs(new - old) <= MIN_CHANGE_FRACTION * max(old, new):
             continue
         (better if new < old else worse).append(phrase(old, new))

@@ -11,9 +11,9 @@ from rota.pipeline.recommend.cost_weights import MEASURES
 from rota.pipeline.recommend.ranking import OWN_POLICIES
 from rota.pipeline.report.cards import render_card, render_manifest
 from rota.pipeline.report.formatting import (
-    count,
     describe_change,
     describe_history_length,
+    format_count,
     format_duration,
     format_percent,
     improvements_and_drawbacks,
@@ -110,19 +110,16 @@ def _list(texts: Iterable[str]) -> str:
 def _scope_sentence(data: Findings) -> str:
     scope = data.scope
     tried = [escape_text(name) for name in data.policies][:MAX_POLICY_ROWS]
-    when = (
-        f", from {format_utc(scope.since)} to {format_utc(scope.until)} UTC"
-        if scope.since is not None and scope.until is not None
-        else ""
-    )
+    when = ""
+    if scope.since is not None and scope.until is not None:
+        when = f", from {format_utc(scope.since)} to {format_utc(scope.until)} UTC"
     names = ", ".join(tried) if tried else "no other policy"
-    days = (
-        f"{format_number(scope.hours / 24)} days of groups"
-        if scope.hours >= 48  # noqa: PLR2004
-        else f"{format_number(scope.hours)} hours"
-    )
+    length = f"{format_number(scope.hours)} hours"
+    if scope.hours >= 48:  # noqa: PLR2004 - two days
+        length = f"{format_number(scope.hours / 24)} days of groups"
+    changes = f"{format_count(scope.changes, 'change')} of members or queues"
     return (
-        f"{count(scope.groups, 'group')}{when}: {days} with {count(scope.changes, 'change')} of members or queues "
+        f"{format_count(scope.groups, 'group')}{when}: {length} with {changes} "
         f"were replayed under the recorded policy and under {names}. {describe_history_length(scope.longest)}."
     )
 
@@ -151,14 +148,13 @@ def _answer(data: Findings) -> Iterator[str]:
             f"; of that {format_percent(first.gain_fraction)} is group {escape_text(first.group)}" if first else ""
         )
         yield (
-            f'<p class="answer"><strong>{changing:,} of {count(judged, "group")}</strong> would benefit from another '
-            f'policy. If each used its own, all together would cost <strong class="good">{difference}</strong> than now'
-            f"{of_that}.</p>"
+            f'<p class="answer"><strong>{changing:,} of {format_count(judged, "group")}</strong> would benefit from '
+            "another policy. If each used its own, all together would cost "
+            f'<strong class="good">{difference}</strong> than now{of_that}.</p>'
         )
     if best is not None:
-        exceptions = (
-            f" ({count(best['unusable'], 'group')} that cannot use it would keep theirs)" if best["unusable"] else ""
-        )
+        excepted = format_count(best["unusable"], "group")
+        exceptions = f" ({excepted} that cannot use it would keep theirs)" if best["unusable"] else ""
         yield (
             f'<p class="answer">As one policy for all groups: <strong>{escape_text(best["policy"])}</strong>, '
             f"{describe_change(now['cost'], best['cost'])} than now{exceptions}.</p>"
@@ -203,13 +199,13 @@ def _format_load(imbalance: float | None) -> str:
 def _problem_lists(data: Findings) -> Iterator[str]:
     if data.scope.unjudged:
         yield (
-            f'<p class="notice">{count(data.scope.unjudged, "group")} could not be evaluated, because the '
+            f'<p class="notice">{format_count(data.scope.unjudged, "group")} could not be evaluated, because the '
             "cost of their present policy is unknown; they are not in the sums.</p>"
         )
     if data.problems:
         yield "<p>Some policies cannot be used everywhere:</p>"
         yield _list(
-            f"<strong>{_policy_title(row['policy'])}</strong> in {count(row['groups'], 'group')}, such as "
+            f"<strong>{_policy_title(row['policy'])}</strong> in {format_count(row['groups'], 'group')}, such as "
             f"{escape_text(row['example'])}: {_unusable(row['policy'])}{escape_text(row['problem'])}"
             for row in data.problems
         )
@@ -265,7 +261,7 @@ def _policy_title(policy: str) -> str:
 def _policy_row(row: Row, now: Row | None, most: float) -> str:
     name = row["policy"]
     strategies = ", ".join(escape_text(strategy) for strategy in row["strategies"])
-    notes = [strategies] + ([f"{count(row['unusable'], 'group')} cannot use it"] if row["unusable"] else [])
+    notes = [strategies] + ([f"{format_count(row['unusable'], 'group')} cannot use it"] if row["unusable"] else [])
     change = "" if now is None or name == RECORDED_POLICY else f", {describe_change(now['cost'], row['cost'])}"
     segments = [BarSegment(measure.title, part, row[f"cost_{part}"] or 0.0) for part, measure in MEASURES.items()]
     cells = "".join(f'<td class="number">{show(row[part])}</td>' for _, part, show in _POLICY_COLUMNS)
@@ -298,8 +294,8 @@ def _groups_table(data: Findings) -> Iterator[str]:
     if (remaining := data.scope.groups - len(data.groups)) > 0:
         more = max(data.scope.changing - MAX_LISTED_GROUPS, 0)
         yield (
-            f"<p>And {count(remaining, 'more group')}, {more:,} of which would benefit. The folder chosen/ next to "
-            "this file has all groups, and policies/ the command for each group that benefits.</p>"
+            f"<p>And {format_count(remaining, 'more group')}, {more:,} of which would benefit. The folder chosen/ next "
+            "to this file has all groups, and policies/ the command for each group that benefits.</p>"
         )
 
 

@@ -9,7 +9,7 @@ from rota.model import single_line
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
 from rota.pipeline.recommend.policy_manifests import check_policy_names, write_manifests
-from rota.pipeline.recommend.ranking import costs, recommend_policies
+from rota.pipeline.recommend.ranking import compute_costs, recommend_policies
 from rota.pipeline.report.html import render_report
 from rota.pipeline.report.report_data import DEFAULT_PLOTS, Findings, collect_findings
 from rota.spec import PolicySpec
@@ -35,7 +35,7 @@ def write_recommendation(
     for name in sorted(simulated - policies.keys()):
         raise ValueError(f"Policy {single_line(name, 60)} was simulated, but is missing in --policies; add its file")
     spark = results.sparkSession
-    costs(results, weights).write.mode("overwrite").parquet(str(folder / "costs"))
+    compute_costs(results, weights).write.mode("overwrite").parquet(str(folder / "costs"))
     written_costs = spark.read.parquet(str(folder / "costs"))
     recommend_policies(written_costs, results, min_gain).write.mode("overwrite").parquet(str(folder / "chosen"))
     recommendations = spark.read.parquet(str(folder / "chosen"))

@@ -72,26 +72,19 @@ def collect_findings(
     max_plots = min(max_plots, MAX_PLOTS)
     groups = most_gaining(chosen).collect()
     top = [(row["group"], row["use"]) for row in groups if row["change"]][:max_plots]
-    is_top = F.col("group").isin(*(group for group, _ in top))
-    figures = (
-        costs_with_measures(costs, results).filter(is_top).filter(_matches_now_or_recommended(top)).collect()
-        if top
-        else []
-    )
-    thin = (
-        thin_series(series.filter(is_top).filter(_matches_now_or_recommended(top))).withColumn(
-            "at", F.unix_timestamp("at")
-        )
-        if top
-        else None
-    )
-    points = thin.orderBy("group", "policy", "at").collect() if thin is not None else []
+    measures: list[Row] = []
+    points: list[Row] = []
+    if top:
+        is_plotted = F.col("group").isin(*(group for group, _ in top)) & _matches_now_or_recommended(top)
+        measures = costs_with_measures(costs, results).filter(is_plotted).collect()
+        thinned = thin_series(series.filter(is_plotted)).withColumn("at", F.unix_timestamp("at"))
+        points = thinned.orderBy("group", "policy", "at").collect()
     return Findings(
         scope=_collect_scope(results, series, chosen),
         policy_sums=sum_over_groups(costs, results, chosen).collect(),
         groups=groups,
         problems=count_problems(results).collect(),
-        measures={(row["group"], row["policy"]): row for row in figures},
+        measures={(row["group"], row["policy"]): row for row in measures},
         series=_series_by_group(points),
         policies=policies,
         weights=weights,

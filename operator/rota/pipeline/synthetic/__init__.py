@@ -1,4 +1,1 @@
-"""Synthetic fleets: generated histories of groups, and the journal that operators would have written for them.
-
-Imports `replay` and the packages that `replay` may import.
-"""
+"""Synthetic fleets: generated histories, and their journals. May import `replay` and what `replay` may import."""

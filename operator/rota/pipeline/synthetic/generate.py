@@ -9,14 +9,14 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StructField, StructType
 
 from rota.pipeline.common.paths import HOUR_CHARACTERS, hour_file
+from rota.pipeline.common.schemas import COUNT, table_schema
 from rota.pipeline.synthetic.histories import generate_history
 from rota.pipeline.synthetic.journaling_replay import JournalingReplay, JournalLine
 
 GROUPS_PER_TASK = 50  # groups per Spark task
-_COUNTS = StructType([StructField("groups", LongType()), StructField("records", LongType())])
+_COUNTS = table_schema(groups=COUNT, records=COUNT)
 
 _encoder = msgspec.json.Encoder()
 

@@ -19,12 +19,14 @@ from rota.timestamps import format_time
 DAY_SECONDS = 86_400.0
 START_SECONDS = 1_763_683_200.0  # 2025-11-21, midnight
 ZONES = ("east", "middle", "west")
+LARGE_GROUP_QUEUES = 1000
+LARGE_GROUP_PODS = 40
 
 POLICIES: tuple[PolicySpec, ...] = tuple(
     parse_policy({"spec": body})
     for body in (
         {"strategy": "Averagely"},
-        {"strategy": "Averagely"},
+        {"strategy": "Averagely"},  # twice: it is as frequent as both Sticky policies together
         {"strategy": "AveragelyByCircle"},
         {"strategy": "Sticky"},
         {"strategy": "Sticky", "budget": {"maxMoves": 10, "per": "1m"}},
@@ -64,6 +66,10 @@ class SyntheticFleet:
         """Record the present members as a change at a time."""
         self.changes.append((at, dict(self.members)))
 
+    def has_changed_since(self, at: float) -> bool:
+        """Whether a change is recorded at this time or later: an earlier event lasts until then."""
+        return bool(self.changes) and self.changes[-1][0] >= at
+
     def terminate_pod(self, name: str, at: float) -> float:
         """Terminate a pod gracefully; return the time when it has ended."""
         self.set_state(name, "Leaving")
@@ -93,13 +99,14 @@ Scenario = Callable[[SyntheticFleet, float, float], None]
 def roll_out_often(fleet: SyntheticFleet, begins: float, ends: float) -> None:
     """Roll out about six times a day."""
     for at in _random_times(fleet.rng, begins, ends, 6):
-        if not fleet.changes or fleet.changes[-1][0] < at:
+        if not fleet.has_changed_since(at):
             fleet.roll_pods(at)
 
 
 def autoscale(fleet: SyntheticFleet, begins: float, ends: float) -> None:
     """Scale the number of pods with the time of day."""
-    least, most = max(1, len(fleet.members) // 2), len(fleet.members) * 2
+    least = max(1, len(fleet.members) // 2)
+    most = len(fleet.members) * 2
     for at in np.arange(begins + 1800, ends - 60, 1800.0).tolist():
         count = round(least + (most - least) * _day_factor(at))
         if count > len(fleet.members):
@@ -113,12 +120,11 @@ def autoscale(fleet: SyntheticFleet, begins: float, ends: float) -> None:
 def crash_pods(fleet: SyntheticFleet, begins: float, ends: float) -> None:
     """Crash a pod about ten times a day; its replacement starts 5 to 120 seconds later."""
     for at in _random_times(fleet.rng, begins, ends - 300, 10):
-        if fleet.changes and fleet.changes[-1][0] >= at:
-            continue
-        fleet.remove_pod(fleet.random_pod())
-        fleet.record_change(at)
-        fleet.start_pods(1)
-        fleet.record_change(at + float(fleet.rng.uniform(5.0, 120.0)))
+        if not fleet.has_changed_since(at):
+            fleet.remove_pod(fleet.random_pod())
+            fleet.record_change(at)
+            fleet.start_pods(1)
+            fleet.record_change(at + float(fleet.rng.uniform(5.0, 120.0)))
 
 
 def lose_zone(fleet: SyntheticFleet, begins: float, ends: float) -> None:
@@ -171,16 +177,20 @@ KINDS = {"rolled": HistoryKind(roll_out_often, 0.0, 32), "skewed": HistoryKind(k
 def generate_history(
     number: int, seed: int, hours: float, *, largest: int = 0, kind: HistoryKind | None = None
 ) -> GroupHistory:
-    """Return the history of a group; group 0 has `largest` queues, unless that is 0."""
+    """Return the history of a group; group 0 has `largest` queues, unless that is 0.
+
+    A `kind` replaces some values after they were drawn: so the other random values are the same as without it.
+    """
     rng = np.random.default_rng((seed, number))
     name = f"group-{number:05d}"
     group = f"team-{number % 97}/{name}"
-    random_count = largest if largest and not number else int(rng.choice([4, 8, 8, 16, 16, 32, 64]))
+    is_largest = largest and number == 0
+    random_count = largest if is_largest else int(rng.choice([4, 8, 8, 16, 16, 32, 64]))
     count = kind.queues if kind else random_count
-    queues = tuple(Queue(name, f"broker-{'ab'[index % 2]}", index // 2) for index in range(count))
-    queues = tuple(sorted(queues))
+    queues = tuple(sorted(Queue(name, f"broker-{'ab'[index % 2]}", index // 2) for index in range(count)))
     fleet = SyntheticFleet(rng, group)
-    fleet.start_pods(int(np.clip(rng.integers(2, 9), 2, max(2, count))) if count < 1000 else 40)  # noqa: PLR2004 - large
+    is_large = count >= LARGE_GROUP_QUEUES
+    fleet.start_pods(LARGE_GROUP_PODS if is_large else min(int(rng.integers(2, 9)), max(2, count)))
     fleet.record_change(START_SECONDS)
     chances = [chance for _, chance in SCENARIOS]
     scenario, _ = SCENARIOS[int(rng.choice(len(SCENARIOS), p=chances))]
@@ -199,7 +209,7 @@ def build_fleet_history(
 ) -> GroupHistory:
     """Return the history of a fleet. It starts settled; a member's capacity is 1.5 times what it needs at peak."""
     group = fleet.group
-    first = fleet.changes[0][1]
+    _, first = fleet.changes[0]
     ends = START_SECONDS + len(arrivals) * STEP_SECONDS
     roster = Roster.of(queues, sorted(first))
     shares = roster.assignment(compute_owners(policy, roster).tolist())
