@@ -19,7 +19,7 @@ from rota.model import Finding, Reason, single_line
 from rota.spec import GroupSpec, InvalidSpecError
 
 # The start of the message for an unknown field, which has status 500. The message continues:
-# (shop/orders; apps/v1, Kind=Deployment): .spec.template.spec.contaners: field not declared in schema
+# (shop/orders; apps/v1, Kind=Deployment): .spec.template.spec.volume: field not declared in schema
 _UNKNOWN_FIELD_TEXT = "failed to create typed patch object"
 _DISABLED_MESSAGE = (
     "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and add the"
