@@ -167,17 +167,20 @@ class DeliveryTracker:
         ):
             return
         reader = ReaderProcess(report.member, report.uid, report.incarnation)
-        last = {
+        final_offsets = {
             Queue(final.topic, final.broker, final.id): final for final in report.uncommitted[:MAX_UNCOMMITTED_ENTRIES]
         }
         tracked = {queue for queue, entry in self.by_queue.items() if entry.reader == reader and not entry.cause}
-        owned = _owned_by(reader.holder, assignment, tracked | last.keys())
-        had = RangedQueues(previous.held, previous.releasing)
+        assigned_or_revoked = _assigned_or_revoked(reader.holder, assignment, tracked | final_offsets.keys())
+        previously_held = RangedQueues(previous.held, previous.releasing)
         releasing = RangedQueues(report.releasing)
-        for queue in (tracked | (owned & last.keys() & had)) - RangedQueues(report.held):
-            if queue not in owned and assignment is not None and queue in assignment.forced:
+        newly_reported = assigned_or_revoked & final_offsets.keys() & previously_held
+        for queue in (tracked | newly_reported) - RangedQueues(report.held):
+            if queue not in assigned_or_revoked and assignment is not None and queue in assignment.forced:
+                # Granted by force: the next owner reads without waiting for this report.
                 self.by_queue[queue] = self.by_queue[queue]._replace(cause=RedeliveryCause.FORCED)
-            elif (final := last.get(queue)) and (queue in tracked or len(self.by_queue) < MAX_TRACKED_QUEUES):
+            elif (final := final_offsets.get(queue)) and (queue in tracked or len(self.by_queue) < MAX_TRACKED_QUEUES):
+                # While the member drains the queue, the cause is open: it may still crash, or lose the queue by force.
                 cause = None if queue in releasing else RedeliveryCause.HANDOVER
                 self.by_queue[queue] = UncommittedDelivery(
                     reader, final.start, final.given, None, now, is_last=True, cause=cause
@@ -201,7 +204,7 @@ class DeliveryTracker:
         self.by_queue.clear()
 
 
-def _owned_by(holder: Holder, assignment: Assignment | None, queues: AbstractSet[Queue]) -> set[Queue]:
+def _assigned_or_revoked(holder: Holder, assignment: Assignment | None, queues: AbstractSet[Queue]) -> set[Queue]:
     """Return the queues among `queues` that the assignment gives to a member, or is revoking from it."""
     if not queues or assignment is None:
         return set()

@@ -76,7 +76,10 @@ class Situation:
 
     @cached_property
     def releasable_queues(self) -> frozenset[Queue]:
-        """The queues that the policy alone may leave unowned: none while unmanaged consumers have a share."""
+        """The queues that may be revoked although the policy gives them to no member.
+
+        None while unmanaged consumers have a share: these queues are theirs, and stay until they consume them.
+        """
         return frozenset() if self.snapshot.unmanaged_consumers else frozenset(self.queues)
 
     @property
@@ -137,17 +140,20 @@ class Situation:
         return incarnations.incarnations_since(self.snapshot, self.document)
 
     def incarnation_of(self, name: str, uid: str) -> int:
-        """Return the process of a pod that the next document names; 0: none in particular."""
-        pod = self.pods.get(name)
-        share = self.document.members.get(name)
+        """Return the process of a pod that the next document names.
+
+        The reporting process, if the member counts or this process has inherited the share; else the process on record,
+        which may still hold queues; else, if none is on record, the reporting one. 0 if shares name no processes.
+        """
         if not self.incarnations_since:
             return 0
-        has_reported = pod is not None and pod.uid == uid and bool(pod.incarnation)
-        if pod and has_reported and (self.is_counted(name) or incarnations.has_inherited(self.document, pod)):
-            return pod.incarnation
-        if share and share.uid == uid and (share.incarnation or not pod):
-            return share.incarnation
-        return pod.incarnation if pod and pod.uid == uid else 0
+        pod = self.pods.get(name)
+        share = self.document.members.get(name)
+        reporting = pod.incarnation if pod and pod.uid == uid else 0
+        recorded = share.incarnation if share and share.uid == uid else 0
+        if pod and reporting and (self.is_counted(name) or incarnations.has_inherited(self.document, pod)):
+            return reporting
+        return recorded or reporting
 
     def is_counted(self, name: str) -> bool:
         """Whether the member of this name shares the queues."""
@@ -155,8 +161,12 @@ class Situation:
 
     @cached_property
     def unowned_proof(self) -> Proof:
-        """The proof about queues without an owner on record; consumers that the operator cannot see may read them."""
-        if self.snapshot.unmanaged_consumers is None or (self.document.barrier and self.snapshot.replaced_holders):
+        """The proof that no member consumes a queue without an owner on record.
+
+        There is none while the brokers' consumers are unknown, or while a replaced pod may obey a lost assignment.
+        """
+        may_obey_lost_assignment = self.document.barrier and self.snapshot.replaced_holders
+        if self.snapshot.unmanaged_consumers is None or may_obey_lost_assignment:
             return Proof.NONE
         return record.barrier_proof(self.document, self.snapshot.pods, self.policy.handover, self.now)
 
@@ -181,7 +191,10 @@ class Situation:
         return proofs
 
     def is_forced_grant_resolved(self, queue: Queue, generation: int) -> bool:
-        """Whether the former holder of a queue that this generation forced can no longer consume it."""
+        """Whether a queue that this generation granted by force has one consumer again, if any.
+
+        Each process that may run has obeyed that generation, and at most one, the new owner, reports the queue.
+        """
         if self._oldest_generation < generation:
             return False
         reports = [pod.decoded_report for pod in self.snapshot.pods if pod.decoded_report]

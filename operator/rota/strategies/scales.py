@@ -109,8 +109,8 @@ class Scales:
     def lowers_cost(self, change: float, queue: int) -> bool:
         """Whether moving a queue from its owner lowers the cost, by more than rounding errors may.
 
-        If a change is near zero, its terms are at most about weight times the owner's fullness, so rounding errors are
-        measured against that. Without this margin two placements of equal cost would alternate for ever.
+        The terms of a change near zero are about weight · the owner's fullness (evenness) and weight · mean fullness
+        (rooms), so the margin is a share of their sum. Without it, placements of equal cost would alternate for ever.
         """
         return change < -ROUNDING_SHARE * self.weights[queue] * (self.fullness(self.owners[queue]) + self.mean_fullness)
 
@@ -251,14 +251,15 @@ class Scales:
 
     def _emptiest(self, heap: list[FullnessEntry], skipped_member: int = NO_OWNER) -> int:
         """Return the emptiest member of a room other than `skipped_member`, or NO_OWNER; stale entries are removed."""
-        emptiest = self._first_member(heap)
-        if emptiest == skipped_member and heap:
-            skipped = heap[0]
-            emptiest = self._first_member(heap, skipped_member)
-            heapq.heappush(heap, skipped)
+        emptiest = self._drop_to_valid_entry(heap)
+        if emptiest == NO_OWNER or emptiest != skipped_member:
+            return emptiest
+        skipped = heap[0]
+        emptiest = self._drop_to_valid_entry(heap, skipped_member)  # removes all its entries, also equal ones
+        heapq.heappush(heap, skipped)
         return emptiest
 
-    def _first_member(self, heap: list[FullnessEntry], dropped_member: int = NO_OWNER) -> int:
+    def _drop_to_valid_entry(self, heap: list[FullnessEntry], dropped_member: int = NO_OWNER) -> int:
         """Remove a heap's first entries while they are stale or of `dropped_member`; return the first one's member."""
         while heap:
             fullness, _, member = heap[0]

@@ -102,7 +102,11 @@ async def log_in(login_options: LoginOptions) -> Login:
 
 
 async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
-    """Return the pod that holds the Lease; raise InvalidResponseError if there is no Lease, or no pod holds it."""
+    """Return the pod that holds the Lease.
+
+    Raise NoConnectionError if the Lease is missing or unreadable, or its holder is no pod: the user may give another
+    way to connect. Raise InvalidResponseError if no operator holds the Lease.
+    """
     try:
         lease = await api.get(object_path("leases", namespace, name), Lease)
     except ApiError as error:

@@ -24,25 +24,22 @@ class Restarts:
     responding_since: float = 0.0  # since when the current process responds
     stopped_since: float | None = None  # since when that process is known to have ended
     last_end: float = 0.0  # when a process last ended, by the node's clock
-    earlier_end: float = 0.0  # `last_end` as known when the current process last responded
+    end_before_report: float = 0.0  # `last_end` at the last report: the end of a process before the reporting one
     _restart_times: list[float] = field(default_factory=list)
 
     def record_report(self, previous: Report | None, report: Report, now: float) -> None:
-        """Record a report and the one before it.
-
-        The process responds, so an end that is known already belongs to an earlier one, even if its clock is behind.
-        """
-        self.earlier_end = self.last_end
+        """Record a report. Its process runs: an end known by now is an earlier one's, even if a clock was set back."""
+        self.end_before_report = self.last_end
         self.stopped_since = None
         if is_later_process(previous, report):
             self._restart_times.append(now)
             self.responding_since = now
 
     def record_end(self, report: Report | None, process_ended_at: float, now: float) -> None:
-        """Record when a process last ended; like the start in the report, this time is by the node's clock."""
+        """Record an end: of the reporting process, if later than its start and unknown at its report (node's clock)."""
         self.last_end = process_ended_at
-        is_new_end = process_ended_at > self.earlier_end  # not that of a process before the one that responds
-        if not (is_new_end and report and 0 < report.started < process_ended_at):
+        is_its_end = report is not None and 0 < report.started < process_ended_at > self.end_before_report
+        if not is_its_end:
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
@@ -206,7 +203,12 @@ class PodState:
 
 
 class GroupPods(dict[str, PodState]):
-    """The pods of one group by name, and the state of pods that have left the watch."""
+    """The pods of one group by name, and the state of pods that have left the watch.
+
+    A pod is in this dict while it is watched and, once it has left the watch, in `missing` until it was read
+    (`apply_read`): then it is watched again, or deleted. If a new pod takes its name meanwhile, its state is in
+    `replaced`.
+    """
 
     def __init__(self, group: str) -> None:
         super().__init__()
@@ -226,7 +228,8 @@ class GroupPods(dict[str, PodState]):
         """Forget reports and their timers: leadership has changed, or the ConsumerGroup was recreated."""
         for state in chain(self.values(), self.replaced.values()):
             state.decoded_report = state.offsets = None
-            state.unreachable_since = state.ignored_reason = state.handled_notices = None
+            state.unreachable_since = state.ignored_since = state.unauthenticated_since = None
+            state.ignored_reason = state.handled_notices = None
             state.cut_off_since = {}
         self.delivery_tracker.clear()
 

@@ -105,18 +105,19 @@ def count_problems(results: DataFrame) -> DataFrame:
     A problem of the group itself, which prevents a replay under any policy, counts only for RECORDED_POLICY.
     """
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    of_now = F.max(F.when(F.col("policy") == RECORDED_POLICY, F.col("problem"))).over(group)
-    elsewhere = F.col("of_now").eqNullSafe(F.col("problem"))
-    of_policy = Window.partitionBy("policy").orderBy(F.col("groups").desc(), "problem")
+    is_recorded_policy = F.col("policy") == RECORDED_POLICY
+    recorded_problem = F.max(F.when(is_recorded_policy, F.col("problem"))).over(group)
+    is_problem_of_group = F.col("recorded_problem").eqNullSafe(F.col("problem"))
+    most_frequent_first = Window.partitionBy("policy").orderBy(F.col("groups").desc(), "problem")
     named = F.concat(F.lit("Group "), F.col("group"))  # with names, each group would have its own reason
     return (
-        results.withColumn("of_now", of_now)
-        .filter(F.col("problem").isNotNull() & ((F.col("policy") == RECORDED_POLICY) | ~elsewhere))
+        results.withColumn("recorded_problem", recorded_problem)
+        .filter(F.col("problem").isNotNull() & (is_recorded_policy | ~is_problem_of_group))
         .withColumn("problem", F.replace("problem", named, F.lit("The group")))
         .withColumn("problem", F.regexp_replace("problem", r"\bQueue \S+/\S+/\d+", "A queue"))
         .groupBy("policy", "problem")
         .agg(F.count("*").alias("groups"), F.min("group").alias("example"))
-        .withColumn("place", F.row_number().over(of_policy))
+        .withColumn("place", F.row_number().over(most_frequent_first))
         .filter(F.col("place") <= MAX_PROBLEMS)
         .drop("place")
         .orderBy(F.col("groups").desc(), "policy", "problem")
@@ -124,9 +125,10 @@ def count_problems(results: DataFrame) -> DataFrame:
 
 
 def sum_by_policy(results: DataFrame) -> DataFrame:
-    """Return the sums of each policy; a group that cannot use the policy counts with its present one.
+    """Return the measured sums of each policy, without costs, for `rota pipeline simulate`.
 
-    A policy that no group can use has null sums: they would be the sums of the present policies.
+    A group that cannot use the policy counts with its present one. A policy that no group can use has
+    null sums: they would be the sums of the present policies.
     """
     summed = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean")
     averaged = "imbalance"
@@ -183,7 +185,7 @@ class LeadingGroup(NamedTuple):
 def find_leading_group(data: Findings) -> LeadingGroup | None:
     """Return the group that dominates the total gain; None if no group does or it is the only judged group."""
     now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)
+    each = sums_of(data, OWN_POLICIES)  # each group with the policy recommended for it
     rivals = data.scope.groups - data.scope.unjudged - 1
     first = data.groups[0] if data.groups else None
     if now is None or each is None or first is None or not first["change"] or not rivals:

@@ -30,7 +30,7 @@ from rota.sidecar.member.window import QueueLimits, QueueWindow
 
 COMMIT_RETRY_SECONDS = 1.0  # seconds before the last commit of a queue is retried
 ABORT_TIMEOUT_SECONDS = 3.0  # wait this long for aborted deliveries to end, then release the queue
-RESUME_FREE_DIVISOR = 4  # a queue that reached its limit fetches again once a quarter of it is free
+RESUME_FREE_DIVISOR = 4  # after a refused message, a queue pulls again once a quarter of its own bytes is free
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class QueueReader:
             case LeaseAction.STOP:
                 self._stopped_lease = lease_number
                 self._is_drain_overdue = False
-                self._committer.needs_check = True
+                self._committer.needs_check = True  # the last commit is compared with the broker's offset first
                 self.window.stop()
                 self._cancel_requests()
                 self._start_task(self._drain(lease_number))
@@ -111,7 +111,7 @@ class QueueReader:
     def reset_offset(self, offset: int) -> None:
         """Continue at an offset that a user set for the group."""
         self.window.rewind(offset)
-        self._committer.needs_check = False
+        self._committer.needs_check = False  # the user's offset may be lower than the broker's
         self._restart_pull()
 
     def _restart_pull(self) -> None:
@@ -328,7 +328,7 @@ class QueueReader:
 
     async def _wait_for_memory(self) -> MemoryReservation | None:
         """Wait until window and memory budget have room; return the memory reserved for a message refused before."""
-        while self.window.why_full(self.limits) or not self._may_refill():
+        while self.window.why_full(self.limits) or not self._has_room_after_refusal():
             self._mark_full()
             await self._wait_for_change()
         refused = self._next_if_refused()
@@ -353,8 +353,8 @@ class QueueReader:
         refused = self._refused_message
         return refused if refused and refused.offset == self.window.next_offset else None
 
-    def _may_refill(self) -> bool:
-        """Whether a queue without memory may pull again: it is empty, or the message fits and a quarter is free."""
+    def _has_room_after_refusal(self) -> bool:
+        """Whether no message was refused, the queue is empty, or the message and a quarter of its bytes have room."""
         refused = self._next_if_refused()
         if refused is None or not self.window.unfinished_count:
             return True

@@ -42,7 +42,7 @@ from rota.sidecar.status.sidecar_metrics import topic_label
 PORT = 9912
 MAX_MESSAGES = 1000  # messages in a response
 MAX_RESPONSE_BYTES = 8 * MEBIBYTE  # bytes of a response; its last message may exceed this
-MAX_CONCURRENT_RETURNS = 32  # messages that end together are sent back to their brokers in groups of this size
+MAX_CONCURRENT_SEND_BACKS = 32  # messages that end together are sent back to their brokers in groups of this size
 WRITE_CHUNK_BYTES = 256 * 1024  # of a response at a time: the transport copies all bytes that it cannot send yet
 MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
 STALL_SECONDS = 0.5  # seconds: a sweep is later than this only after a stall of the process
@@ -152,7 +152,7 @@ class PullDelivery:
         """Take a queue's open messages back from the app now."""
         batches = [Batch(reader.queue, reader.window, delivery) for delivery in reader.window.open_deliveries]
         entries = [entry for entry in _entries_of(batches) if entry.is_open]
-        self._return_messages(entries)
+        self._take_back(entries)
         self._count_ended(entries, "cut")
 
     def _serve_polls(self) -> None:
@@ -202,9 +202,9 @@ class PullDelivery:
             await poll.wait(wait)
             await self._write_response(response, request, self._hand_out(poll.batches))
         except (ConnectionError, TimeoutError):
-            self._return_batches(poll.batches)
+            self._take_back_batches(poll.batches)
         except BaseException:
-            self._return_batches(poll.batches)
+            self._take_back_batches(poll.batches)
             raise
         finally:
             del self._polls[poll]
@@ -244,10 +244,10 @@ class PullDelivery:
             self._host.metrics.redelivered.inc(redelivered)
         return msgspec.json.encode({"messages": handed_out})
 
-    def _return_batches(self, batches: Iterable[Batch]) -> None:
+    def _take_back_batches(self, batches: Iterable[Batch]) -> None:
         """Take back messages that did not reach the app."""
         entries = _entries_of(batches)
-        self._return_messages(entries)
+        self._take_back(entries)
         self._wake_readers(entries)
 
     # Acks and nacks.
@@ -281,21 +281,21 @@ class PullDelivery:
         Messages whose queue was reassigned during a stall are not sent back: the queue's next owner has them.
         """
         reassigned: list[OpenMessage] = []
-        returnable: list[OpenMessage] = []
+        to_send_back: list[OpenMessage] = []
         for entry in entries:
             if self._host.may_send(entry.batch.queue, entry.handed_out_at):
-                returnable.append(entry)
+                to_send_back.append(entry)
             else:
                 reassigned.append(entry)
-        self._return_messages(reassigned)
+        self._take_back(reassigned)
         self._count_ended(reassigned, "cut")
-        self._count_answers(returnable, _DELIVERY_OUTCOMES[outcome])
-        exhausted = [entry for entry in returnable if self._settlement.is_last_attempt(entry.batch, entry.message)]
-        retried = [entry for entry in returnable if not self._settlement.is_last_attempt(entry.batch, entry.message)]
+        self._count_answers(to_send_back, _DELIVERY_OUTCOMES[outcome])
+        exhausted = [entry for entry in to_send_back if self._settlement.is_last_attempt(entry.batch, entry.message)]
+        retried = [entry for entry in to_send_back if not self._settlement.is_last_attempt(entry.batch, entry.message)]
         self._count_ended(retried, outcome)
         self._count_ended(exhausted, "dead")
-        if returnable:
-            self._host.start_task(self._send_back(returnable))
+        if to_send_back:
+            self._host.start_task(self._send_back(to_send_back))
 
     def _count_answers(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:
         """Count the app's answer to each message, while the number of its attempt is known."""
@@ -308,12 +308,13 @@ class PullDelivery:
             counts.count_time(topic_label(entry.message, topics), now - entry.handed_out_at)
 
     async def _send_back(self, entries: Sequence[OpenMessage]) -> None:
-        for first in range(0, len(entries), MAX_CONCURRENT_RETURNS):
-            group = [entry for entry in entries[first : first + MAX_CONCURRENT_RETURNS] if entry.is_open]
+        for first in range(0, len(entries), MAX_CONCURRENT_SEND_BACKS):
+            group = [entry for entry in entries[first : first + MAX_CONCURRENT_SEND_BACKS] if entry.is_open]
             await asyncio.gather(*(self._settlement.retry(entry.batch, entry.message) for entry in group))
             self._wake_readers(group)
 
-    def _return_messages(self, entries: Iterable[OpenMessage]) -> None:
+    def _take_back(self, entries: Iterable[OpenMessage]) -> None:
+        """Put messages back into their queues' windows."""
         for entry in entries:
             self._settlement.return_messages(entry.batch, [entry.message])
         # Drop entries that the app no longer has now, even before it names them: their bodies would stay in memory.

@@ -310,6 +310,19 @@ def restarts_of(group: Group, now: float) -> tuple[float | None, int, float]:
     return pod.stopped_for, pod.restarts, pod.serving_for
 
 
+def test_force_delete_silence_of_an_earlier_leadership_does_not_count() -> None:
+    """A member that responded to another leader meanwhile would soon count as ended."""
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), 0.0)
+    state = group.pods["orders-a"]
+    unchanged = replace(state)
+    state.record_report(None, 5.0, 5.0, Reason.MEMBER_NOT_AUTHENTICATED)
+    state.unauthenticated_since = 5.0
+    group.reset_observations()
+    assert state == unchanged
+
+
 def test_restart_is_seen_when_the_container_of_the_reporting_process_has_finished() -> None:
     group = Group("shop", "orders")
     group.set_spec(BODY, None)

@@ -19,7 +19,7 @@ class TopicLag(NamedTuple):
     queues: tuple[Queue, ...]
     lag: int | None
     delay: float | None
-    estimate: bool  # upper bound: a filter skips messages, or members reported before the ends were read
+    estimate: bool  # upper bound: a filter skips messages, or (Broadcasting) members reported before the ends were read
 
 
 def group_lag_by_topic(group: Group, broker: BrokerState, lag: GroupLag) -> dict[str, TopicLag]:
@@ -42,8 +42,8 @@ def lag_by_topic(
 ) -> dict[str, TopicLag]:
     """Return the lag by topic; if the lag on one queue is unknown, so is its topic's.
 
-    The lag at a broker that has left a topic's route is unknown, too: until it has been away for a while, and its
-    queues have left the stored assignment (`stored_brokers`, by topic), a sum of the others would be too small.
+    It is unknown, too, for a while after a broker has left the route, and as long as the stored assignment still has
+    queues there (`stored_brokers`, by topic): a sum without them would be too small.
     """
     subscriptions = spec.subscriptions if spec else ()
     is_broadcasting = spec is not None and spec.message_model == "Broadcasting"

@@ -17,12 +17,12 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 POLL_DEADLINE_SECONDS = 60.0  # after which a poll sends no more requests; groups left out are first in the next poll
 MAX_CONCURRENT_REQUESTS = 8  # requests under way to one broker
 
-GroupQueue = tuple[str, Queue]  # a queue that a group, by its name at the broker, may never have consumed
+GroupQueue = tuple[str, Queue]  # a group, by its name at the broker, and a queue
 T = TypeVar("T")
 
 
 class ResolvedOffset(NamedTuple):
-    """The response to a request about one queue of one group."""
+    """Where a group is on a queue that was asked for alone, as the broker's summary has no offset for it."""
 
     poll: int  # the number of the poll with the request
     was_empty: bool  # whether the queue was empty then
@@ -37,7 +37,7 @@ class PolledBroker(BrokerLag):
     """The lag of groups at one broker, and the state of its polls."""
 
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REQUESTS))
-    resolved: dict[GroupQueue, ResolvedOffset] = field(default_factory=dict)
+    resolved: dict[GroupQueue, ResolvedOffset] = field(default_factory=dict)  # queues that may never have been consumed
     polls: int = 0
     poll_started_at: float = 0.0  # start of the current poll
     last_response_at: float = 0.0

@@ -34,16 +34,17 @@ class LineAppender:
 
     def append(self, lines: bytes) -> None:
         """Write lines, by one system call if that accepts all bytes; raise WriteFailedError with the failed lines."""
-        remaining = memoryview(b"\n" + lines if self._is_torn else lines)
+        prefix = b"\n" if self._is_torn else b""  # ends the torn line first
+        data = prefix + lines
+        remaining = memoryview(data)
         try:
             while remaining:
                 remaining = remaining[os.write(self.file_descriptor, remaining) :]
         except OSError as error:
-            is_unchanged = len(remaining) > len(lines)  # not even the line break was written
-            written = lines[: max(len(lines) - len(remaining), 0)]
-            whole_bytes = written.rfind(b"\n") + 1
-            ends_within_line = whole_bytes < len(written)
-            self._is_torn = ends_within_line or (self._is_torn and is_unchanged)
+            written = data[: len(data) - len(remaining)]
+            if written:
+                self._is_torn = not written.endswith(b"\n")
+            whole_bytes = max(written.rfind(b"\n") + 1 - len(prefix), 0)
             raise WriteFailedError(error.strerror or str(error), lines[whole_bytes:]) from None
         self._is_torn = False
 
@@ -114,13 +115,14 @@ class RotatingFiles:
         if self._unscanned_bytes + needed_bytes > scan_interval_bytes:
             files = sorted(_journal_files(self._folder))
             folder_bytes = sum(file.size_bytes for file in files)
-            both_writers_bytes = 2 * scan_interval_bytes + needed_bytes  # of this and another writer, until they scan
+            wanted_free_bytes = 2 * scan_interval_bytes + needed_bytes  # of this and another writer, until they scan
             for file in files:
-                if folder_bytes + both_writers_bytes > self._max_bytes and file.hour != self._hour:
+                if folder_bytes + wanted_free_bytes > self._max_bytes and file.hour != self._hour:
                     _remove(file.path, self._hour)
                     folder_bytes -= file.size_bytes
             # The present hour may use the other writer's margin, too: records that fit must not be dropped.
-            if folder_bytes + max(scan_interval_bytes, needed_bytes) > self._max_bytes:
+            required_free_bytes = max(scan_interval_bytes, needed_bytes)  # of this writer alone
+            if folder_bytes + required_free_bytes > self._max_bytes:
                 raise OSError(None, f"the current hour alone fills the limit of {self._max_bytes} bytes")
             self._unscanned_bytes = 0
         self._unscanned_bytes += needed_bytes
