@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
 
 from ground.keys import Authority
-from ground.poll import soon
+from ground.poll import PATIENCE_SECONDS, soon
 from rota.cli import main
 from rota.cli.client import proxy
 from rota.cli.client.watch import Target
@@ -43,7 +43,12 @@ class Operator:
         self.is_waiting = asyncio.Event()
         self.may_answer = asyncio.Event()
 
-    async def events(self, _: web.Request) -> web.Response:
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        if "stream" in request.query:
+            stream = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await stream.prepare(request)
+            await stream.write(b": here\n\n")
+            await asyncio.Event().wait()
         self.is_waiting.set()
         await self.may_answer.wait()
         return web.json_response({})
@@ -285,6 +290,36 @@ async def test_page_command_serves_the_page_in_the_users_name(
         permission = "ask for get and create on pods/portforward in namespace rota-system"
         sentence = f"You have no permission to connect to the leading pod rota-1; {permission}"
         assert (status, json.loads(body)["error"]) == (502, sentence)
+    server.cancel()
+    await asyncio.wait([server])
+
+
+@pytest.mark.usefixtures("operator")
+async def test_page_command_ends_event_streams_of_the_former_leader(
+    api: ApiServer, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    """The browser then connects again, to the leader; the former one sends no events."""
+    port = unused_tcp_port_factory()
+    target = Target(None, "rota-system", "rota", LoginOptions(prefers_kubeconfig=True))
+    server = asyncio.create_task(page.serve_until_cancelled(target, port))
+    url = f"http://127.0.0.1:{port}/v1"
+    async with aiohttp.ClientSession() as session:
+
+        async def is_serving() -> bool:
+            with suppress(aiohttp.ClientConnectionError):
+                async with session.get(f"{url}/groups") as response:
+                    return response.status == 200
+            return False
+
+        await soon(is_serving)
+        async with session.get(f"{url}/events?stream=yes") as stream:
+            assert await stream.content.readline() == b": here\n"
+            api.leader = "rota-1"
+            assert await is_serving()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                with pytest.raises(aiohttp.ClientError):
+                    await stream.content.read()
+    assert [pod for pod, _ in api.requests][-1] == "rota-1"
     server.cancel()
     await asyncio.wait([server])
 
