@@ -208,10 +208,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     if outdated and problems.are_settings_overdue(situation, 0.0 if are_settings_new else snapshot.settings_age):
         findings.append(problems.late_members_problem(outdated))
         outdated = []  # reported as a problem, no longer as progress
-    leaving_owners = [pod for pod in leaving if owns_queues(assignment, pod)]
-    pending = [pod for pod in behind if not pod.evidence.is_lost(situation.policy.handover)]
-    pending_count = sum(pod.name not in for_settings for pod in pending)
-    moving = group_status.count_in_transition(assignment, pending_count + len(leaving_owners))
+    moving = _count_moving(situation, assignment, [pod for pod in behind if pod.name not in for_settings])
     idle = group_status.count_idle_members(situation, assignment)
     progress = conditions.compute_progress(situation, draft, findings, moving, outdated)
     is_at_rest = not (unowned or progress.is_active or situation.in_transition)
@@ -248,6 +245,13 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         problems=tuple(findings),
         requeue_after=requeue_after,
     )
+
+
+def _count_moving(situation: Situation, assignment: Assignment, behind: Sequence[PodSnapshot]) -> int:
+    """Count queues in transition, members that have yet to obey the assignment, and members that leave with queues."""
+    pending = [pod for pod in behind if not pod.evidence.is_lost(situation.policy.handover)]
+    leaving_owners = [pod for pod in _leaving_pods(situation) if owns_queues(assignment, pod)]
+    return group_status.count_in_transition(assignment, len(pending) + len(leaving_owners))
 
 
 def _leaving_pods(situation: Situation) -> list[PodSnapshot]:
