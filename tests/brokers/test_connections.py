@@ -331,7 +331,9 @@ def a_wrong_length(frame: Frame) -> bytes:
     return (1_000_000).to_bytes(4) + good(frame)[4:]
 
 
-@pytest.mark.parametrize(("say", "limit"), [(silent, "SILENT"), (cut_off, "INSIDE"), (a_wrong_length, "INSIDE")])
+@pytest.mark.parametrize(
+    ("say", "limit"), [(silent, "SILENT"), (cut_off, "INCOMPLETE_FRAME"), (a_wrong_length, "INCOMPLETE_FRAME")]
+)
 async def test_connection_that_yields_no_more_responses_is_replaced(
     connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch, say: Say, limit: str
 ) -> None:
