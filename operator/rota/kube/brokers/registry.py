@@ -210,6 +210,8 @@ class BrokerRegistry:
         if access is not None:
             cluster = self._bind(key, binding, access)
             await cluster.route_watcher.poll_group(key)
+            if binding.cluster is not cluster:  # lost by a change of leadership or brokers: its answers count no more
+                return
             self._start_task(cluster.consumer_poller.poll_group(key))
         if self._bindings.get(key) is binding:
             # Also without a Secret or a response: a younger rival would otherwise wait for this group forever.

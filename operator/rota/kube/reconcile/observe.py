@@ -39,13 +39,17 @@ class GroupStateReader:
         self._poll_limiter.prioritize(group)
 
     async def refresh_state(self, group: Group) -> None:
-        """Read state that no watch reports; after a change of leader, poll brokers and members first."""
+        """Read state that no watch reports; after a change of leader, poll brokers and members first.
+
+        If leadership changes or the group is recreated during that poll, the group stays unobserved.
+        """
         if not group.was_observed:
+            resets = group.observation_resets
             if not group.stored_assignment.resource_version:  # a ConfigMap that came before its group may be dropped
                 await self._read_assignment(group)
             await self._read_unwatched_pods(group)  # so that no ended member is polled
             await self._poll_in_slot(group)
-            group.was_observed = True
+            group.was_observed = group.observation_resets == resets
         if group.assignment_outdated or not group.stored_assignment.is_ours:
             await self._read_assignment(group)
         await self._read_unwatched_pods(group)

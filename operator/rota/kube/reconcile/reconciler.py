@@ -107,6 +107,8 @@ class Reconciler:
         group = context.group
         await self._state_reader.refresh_state(group)
         await self._deployments.ensure_key(group)
+        if not group.was_observed:  # leadership has changed, or the group was recreated: what was read is discarded
+            return 0.0
         self._host.note_observed()
         self._start_unlocks(group)
         # If a write that got no response was stored after all, follow up its plan before the next one is made: that

@@ -60,6 +60,7 @@ class Group:
         self.assignment_outdated = False  # whether the ConfigMap may differ from `stored_assignment` and must be read
         self._early_config_map: ConfigMap | None = None  # the assignment that arrived before its ConsumerGroup
         self.was_observed = False  # whether everything was observed once since this operator began to lead
+        self.observation_resets = 0  # number of calls of `reset_observations`
         self.refetched = False  # whether it was read again, after the assignment was found missing or damaged
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries()
@@ -88,6 +89,7 @@ class Group:
     def reset_observations(self) -> None:
         """Reset observations and timers: leadership has changed, or the ConsumerGroup was recreated."""
         self.was_observed = False
+        self.observation_resets += 1
         self.refetched = False
         self.assignment_outdated = False
         self.status_throttle = StatusThrottle()

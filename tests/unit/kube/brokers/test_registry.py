@@ -117,6 +117,40 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
     assert problem_reasons(state) == []
 
 
+class SlowCluster(MemoryCluster):
+    """Brokers that respond to requests for a route once `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def queue_counts(self, topic: str) -> Mapping[str, int]:
+        self.asked.set()
+        await self.released.wait()
+        return await super().queue_counts(topic)
+
+
+async def test_duplicate_consumer_group_waits_if_the_poll_of_the_older_one_began_in_an_earlier_leadership() -> None:
+    """Otherwise members of both groups would consume the same queues until the older group is polled again."""
+    slow = SlowCluster()
+    await slow.create_topic("orders", BROKER, 4)
+    clusters = Clusters({"ours:9876": slow})
+    older = clusters.group("older", "2026-11-27T08:00:00Z", "ours:9876")
+    newer = clusters.group("newer", "2026-11-27T08:00:01Z", "ours:9876")
+    poll = asyncio.create_task(clusters.poll(older))
+    await slow.asked.wait()
+    clusters.registry.set_leading(is_leading=False)
+    slow.released.set()
+    await poll
+    clusters.registry.set_leading(is_leading=True)
+    state = await clusters.poll(newer)
+    assert state.views["orders"] is None
+    await clusters.poll(older)
+    assert problem_reasons(clusters.state_of(newer)) == [Reason.DUPLICATE_CONSUMER_GROUP]
+    await clusters.registry.close()
+
+
 @pytest.mark.parametrize("task", ["route watcher", "lag poller", "consumer poller"])
 async def test_supervision_restarts_the_pollers_of_brokers(
     clusters: Clusters, monkeypatch: pytest.MonkeyPatch, task: str

@@ -1,0 +1,79 @@
+"""The first observation of a group by a new leader, when leadership changes during it."""
+
+import asyncio
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from ground.poll import soon
+from rota.brokers.memory import BROKER, MemoryCluster
+from rota.documents import Assignment, encode_assignment
+from rota.kube.brokers.registry import BrokerRegistry
+from rota.kube.client.api import ApiError, NoResponseError
+from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Metadata
+from rota.kube.reconcile.controller import Controller
+from rota.kube.workload.deployments import Deployments
+
+UNUSED: Any = None
+
+
+class EmptyServer:
+    """An API server without objects, which responds to no write."""
+
+    async def get(self, *_: object) -> Any:
+        raise ApiError(HTTPStatus.NOT_FOUND, "NotFound", "")
+
+    async def create(self, *_: object) -> Any:
+        raise NoResponseError("no response")
+
+    apply = merge_patch = replace = create
+
+
+class SlowCluster(MemoryCluster):
+    """Brokers whose first responses take until `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.released = asyncio.Event()
+
+    async def queue_counts(self, topic: str) -> Mapping[str, int]:
+        self.asked.set()
+        await self.released.wait()
+        return await super().queue_counts(topic)
+
+
+BODY = CustomResource(
+    Metadata("orders", uid="1", namespace="shop", resource_version="1", generation=1),
+    {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": "orders"}]},
+)
+ASSIGNMENT = Assignment(group="shop/orders", generation=1, issued_at="2026-11-29T00:00:00.000Z")
+STORED = ConfigMap(
+    Metadata("orders-rota", namespace="shop", resource_version="2", labels={GROUP_LABEL: "orders"}),
+    data={name: str(text) for name, text in encode_assignment(ASSIGNMENT).items()},
+)
+
+
+async def test_observation_during_which_leadership_is_lost_and_regained_is_repeated() -> None:
+    """Otherwise the group would stay without a connection to its brokers, and its queues without an owner."""
+    cluster = SlowCluster()
+    await cluster.create_topic("orders", BROKER, 4)
+    api: Any = EmptyServer()
+    registry = BrokerRegistry(api, lambda _: cluster)
+    controller = Controller(api, UNUSED, registry, Deployments(api))
+    controller.events.on_group_upsert(BODY)
+    controller.events.on_assignment_upsert(STORED)
+    controller.set_leading(is_leading=True)
+    await cluster.asked.wait()
+    controller.set_leading(is_leading=False)
+    controller.set_leading(is_leading=True)
+    cluster.released.set()
+    group = controller.groups["shop", "orders"]
+
+    async def is_observed() -> bool:
+        return group.was_observed
+
+    await soon(is_observed)
+    assert registry.state_of(group, 0.0).views.get("orders")
+    await controller.close()
+    await registry.close()
