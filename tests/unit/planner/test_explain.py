@@ -280,3 +280,28 @@ def test_explain_of_a_recreated_pod_says_that_the_old_owner_is_absent() -> None:
     assert sentences_of(recreated, Q[0]) == [
         "orders/a/0 goes to m1: its owner m1 is no longer a member; m1 had 0 queues (an even share is 3)"
     ]
+
+
+def test_explain_with_unmanaged_consumers_names_members_whose_ids_contain_each_other() -> None:
+    """A shorter id is replaced last: it may be the beginning, the middle or the end of a longer one."""
+    ids = {"m1": "20.0.0.1@a", "m2": "20.0.0.1@ab", "m3": "120.0.0.1@a"}
+    document = a_document(members={name: Q[2 * at : 2 * at + 2] for at, name in enumerate(ids)}, strategy="Averagely")
+    pods = tuple(replace(pod, client_id=ids[pod.name]) for pod in obeying(document))
+    snapshot = a_snapshot(document=document, pods=pods, unmanaged_consumers=("9.9.9.9@old",))
+    sentences = sentences_of(snapshot, *Q[:6])
+    assert [name for sentence in sentences for name in ids if f"stays with {name}" in sentence] == [
+        *("m1", "m1"),
+        *("m2", "m2"),
+        *("m3", "m3"),
+    ]
+    assert not [sentence for sentence in sentences if "@" in sentence.replace("9.9.9.9@old", "")]
+
+
+def test_explain_says_that_a_duplicate_consumer_group_owns_no_queue() -> None:
+    duplicate = (Finding(Reason.DUPLICATE_CONSUMER_GROUP, "shop/older has it"),)
+    reason = "an older ConsumerGroup has the same consumer group"
+    assert sentences_of(settled(problems=duplicate), Q[0]) == [
+        f"orders/a/0 is still with m1: {reason}, so m1 must release it"
+    ]
+    free = replace(settled(problems=duplicate), document=a_document(members={"m1": Q[1:]}))
+    assert sentences_of(free, Q[0]) == [f"orders/a/0 has no owner: {reason}"]
