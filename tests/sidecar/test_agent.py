@@ -23,6 +23,7 @@ from rota.reports import Report, decode_report
 from rota.sidecar import agent, config_follower, effects
 from rota.sidecar.consume import broker_session
 from rota.sidecar.delivery import push, settlement
+from rota.sidecar.member.member import RESUME_SECONDS
 from rota.sidecar.storage.mounted_config import MountedConfig, MountedFiles
 from rota.sidecar.storage.offset_files import OffsetFiles
 from rota.sidecar.storage.state_store import StateStore
@@ -396,6 +397,27 @@ async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_co
             assert sidecar.obeyed_generation == member.generation
             assert not sidecar.may_deliver(FIRST)
             await member.wait_until(lambda report: report.active_queues == {SECOND})
+
+
+async def test_sidecar_that_stalled_with_its_node_does_not_resume_its_predecessors_queues_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet, which stalled too, may not have mounted the document that gives the queues to another member."""
+    async with a_member(tmp_path) as member:
+        await member.end()
+        await member.start()  # the second process of the pod
+        share = Share(member.identity.uid, (FIRST,), incarnation=1)
+        member.publish([FIRST], members={member.identity.name: share}, incarnations_since=1)
+        await member.wait_until(lambda report: report.generation == 1 and report.incarnation == "2")
+        sidecar = member.sidecar
+        real_now = sidecar.now
+        monkeypatch.setattr(sidecar, "now", lambda: real_now() + RESUME_SECONDS + 1)
+        sidecar._on_timer()  # without an await since the stall, no task of the sidecar has noticed it
+        assert sidecar.member.leases == {}
+        monkeypatch.setattr(sidecar, "now", lambda: real_now() + 2 * RESUME_SECONDS + 2)
+        sidecar._last_alive_at = sidecar.now()  # no stall, but no request for the report either
+        sidecar._on_timer()
+        assert sidecar.member.leases.keys() == {FIRST}
 
 
 # Broadcasting.

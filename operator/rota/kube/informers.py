@@ -81,14 +81,25 @@ def custom_informers(
     api: Api, controller: Controller, namespaces: Sequence[str], notify: OnGroupChange = lambda _: None
 ) -> list[Informer[Any]]:
     """Return informers for policies and groups, policies first."""
-    kinds: list[tuple[str, ObjectHandler, ObjectHandler]] = [
-        (POLICIES, controller.events.on_policy_upsert, controller.events.on_policy_delete),
-        (GROUPS, *_group_handlers(controller, notify)),
+    events = controller.events
+    on_group_upsert, on_group_delete = _group_handlers(controller, notify)
+    # Expected are also the objects that only kopf has reported: while its watch is interrupted, it misses deletions.
+    kinds = [
+        _Kind(POLICIES, CustomResource, events.on_policy_upsert, events.on_policy_delete, events.policies.values),
+        _Kind(GROUPS, CustomResource, on_group_upsert, on_group_delete, events.expected_groups),
     ]
     return [
-        Informer(api, resource, namespace, CustomResource, on_upsert=on_upsert, on_delete=on_delete)
+        Informer(
+            api,
+            kind.resource,
+            namespace,
+            kind.type,
+            on_upsert=kind.on_upsert,
+            on_delete=kind.on_delete,
+            expected=kind.expected,
+        )
         for namespace in namespaces or [""]
-        for resource, on_upsert, on_delete in kinds
+        for kind in kinds
     ]
 
 

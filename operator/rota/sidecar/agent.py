@@ -276,6 +276,7 @@ class Agent:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()), self._on_timer)
 
     def _on_timer(self) -> None:
+        self._check_stall()  # before the timers: after a stall, a takeover of queues is postponed
         if self.member.needs_takeover:  # do not resume by an outdated assignment
             self._read_config()
         self._effect_runner.submit_effects(self.member.run_due_timers(self.now()))

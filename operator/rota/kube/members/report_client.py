@@ -30,6 +30,7 @@ DELIVERIES_PATH = "/v1/report/deliveries"
 MAX_PAGE_QUEUES = 500  # a longer page is not used; sidecars send up to 400 queues in one
 PAGES_SECONDS = 5.0  # deadline for all pages of one member
 RESPONSE_TIMEOUT_SECONDS = 2.0  # in addition to the time for which a member holds a long poll
+MAX_LATENESS_SECONDS = 1.0  # by which a time-out may be late; after a later one, this process was stalled
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
 STANDING_POLL_SECONDS = 30  # for which a member holds a standing poll, for brokers' notices; this is its maximum
 MAX_REPORT_BYTES = 5 * 2**20
@@ -151,14 +152,14 @@ class ReportClient:
         async with self._read_slots:
             requested_at = loop_time()
             body = await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)
-            return body.decode_response(member, requested_at, self._budget)
+            return body.decode_response(member, _silent_since(requested_at), self._budget)
 
     async def read_with_offsets(self, member: Endpoint) -> tuple[MemberResponse, Mapping[Queue, int | None] | None]:
         """Return the member's present report, and its offset of each queue; None if they cannot be read."""
         async with self._read_slots:
             requested_at = loop_time()
             body = await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)
-        response = body.decode_response(member, requested_at, self._budget)
+        response = body.decode_response(member, _silent_since(requested_at), self._budget)
         if response.report is None:
             return response, None
         offsets: QueueOffsets | None = None
@@ -237,7 +238,7 @@ class ReportClient:
         until = loop_time() + seconds
         body = await self._get(member, query, seconds + RESPONSE_TIMEOUT_SECONDS)
         # A member may hold the poll until then, so its silence starts no earlier, and no later than now.
-        return body.decode_response(member, min(until, loop_time()), self._budget)
+        return body.decode_response(member, _silent_since(min(until, loop_time())), self._budget)
 
     async def read_if_present(self, member: Endpoint) -> MemberResponse | None:
         """Return the response of a pod that may have ended: a report, or silence; None if it has left its address.
@@ -249,10 +250,11 @@ class ReportClient:
         try:
             body = await self._request(member, {}, RESPONSE_TIMEOUT_SECONDS)
         except aiohttp.ClientConnectorError as error:
-            return None if isinstance(error.os_error, ConnectionRefusedError) else MemberResponse(None, requested_at)
+            is_refused = isinstance(error.os_error, ConnectionRefusedError)
+            return None if is_refused else MemberResponse(None, _silent_since(requested_at))
         except _NO_RESPONSE_ERRORS:
-            return MemberResponse(None, requested_at)
-        response = body.decode_response(member, requested_at, self._budget)
+            return MemberResponse(None, _silent_since(requested_at))
+        response = body.decode_response(member, _silent_since(requested_at), self._budget)
         return response if response.report or response.ignored_reason else None
 
     async def drain(self, member: Endpoint) -> None:
@@ -309,3 +311,13 @@ class ReportClient:
             return {}
         request = SignedRequest(method, target, member.uid)
         return {SIGNATURE_HEADER: sign_request(self._keys(member.group_uid), request)}
+
+
+def _silent_since(awaited_since: float) -> float:
+    """Return since when a member without a response is silent; its response was awaited since that time.
+
+    If the time-out came late, this process was stalled, and the member may have responded: it is silent since now.
+    """
+    now = loop_time()
+    is_late = now - awaited_since > RESPONSE_TIMEOUT_SECONDS + MAX_LATENESS_SECONDS
+    return now if is_late else awaited_since

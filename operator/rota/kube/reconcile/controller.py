@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from time import time
 from typing import Any
 
-from rota.aio import RateLimitedCall
+from rota.aio import RateLimitedCall, loop_time
 from rota.http_server import AdmissionLimit
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api
@@ -23,6 +23,8 @@ from rota.kube.workload.deployments import Deployments
 from rota.planner import Snapshot
 
 CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between requests for a group's consumers that brokers' notices cause
+STALL_CHECK_SECONDS = 0.5  # between two looks for a stall
+STALL_SECONDS = 5.0  # after a longer stall of the event loop, no silence of members counts
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class Controller:
         self._deployment_slots = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
         self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
         self._is_observing = False  # whether a group was not observed yet since this operator began to lead
+        self._last_alive_at = 0.0  # when the event loop last looked for a stall
+        self._stall_timer: asyncio.TimerHandle | None = None  # while this operator leads
         self._reconciler = Reconciler(api, reports, registry, deployments, self)
         self._queue = WorkQueue(self._reconciler.reconcile)
         self.events = EventHandlers(self._queue, self._reconciler, registry, deployments, self.add_group)
@@ -94,14 +98,41 @@ class Controller:
         """Start or stop leading; a new leader observes every group before it writes."""
         self._queue.is_leading = self._is_observing = is_leading
         self._registry.set_leading(is_leading=is_leading)
-        handovers_first = sorted(self._queue.groups.values(), key=lambda queued: queued.group.is_at_rest)
-        for queued in handovers_first:
+        for queued in self._handovers_first():
             queued.group.reset_observations()
             queued.writer.forget_pending()
             if is_leading:
                 self.enqueue((queued.group.namespace, queued.group.name))
             else:
                 queued.stop()
+        if self._stall_timer:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if is_leading:
+            self._last_alive_at = loop_time()
+            self._look_for_stall()
+
+    def _handovers_first(self) -> list[QueuedGroup]:
+        return sorted(self._queue.groups.values(), key=lambda queued: queued.group.is_at_rest)
+
+    def _look_for_stall(self) -> None:
+        """Look for a stall periodically, by a timer: due since the stall's start, it runs before any task continues."""
+        self.check_stall()
+        self._stall_timer = asyncio.get_running_loop().call_later(STALL_CHECK_SECONDS, self._look_for_stall)
+
+    def check_stall(self) -> None:
+        """After a stall of this process, observe all groups again: it has asked no member meanwhile.
+
+        Otherwise one missing response before a stall would count as silence until its end, and the member as lost.
+        """
+        now = loop_time()
+        seconds = now - self._last_alive_at
+        self._last_alive_at = now
+        if self.is_leading and seconds > STALL_SECONDS:
+            _log.warning("The operator was stalled for %.1f s; it observes all groups again", seconds)
+            for queued in self._handovers_first():
+                queued.group.reset_observations()
+                self.enqueue((queued.group.namespace, queued.group.name))
 
     async def close(self) -> None:
         """Stop leading, and cancel all tasks; the next leader continues from the stored assignments."""

@@ -56,6 +56,10 @@ class EventHandlers:
             queued.group.mark_deleted()
             self._forget_if_empty(body.metadata.key)
 
+    def expected_groups(self) -> list[CustomResource]:
+        """Return the ConsumerGroups that exist as far as the operator knows; those that a list lacks were deleted."""
+        return [queued.group.body for queued in self._queue.groups.values() if queued.group.body]
+
     def on_policy_upsert(self, body: CustomResource) -> None:
         """Handle an added or changed RebalancePolicy."""
         previous = self._policies.get(body.metadata.key)

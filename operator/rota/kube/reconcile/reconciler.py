@@ -73,6 +73,9 @@ class ReconcilerHost(Protocol):
     def note_observed(self) -> None:
         """Note that a group was observed."""
 
+    def check_stall(self) -> None:
+        """After a stall of this process, have all groups observed again."""
+
 
 class Reconciler:
     """Reconciles groups, one at a time or several concurrently, but never one group twice at the same time."""
@@ -107,7 +110,8 @@ class Reconciler:
         group = context.group
         await self._state_reader.refresh_state(group)
         await self._deployments.ensure_key(group)
-        if not group.was_observed:  # leadership has changed, or the group was recreated: what was read is discarded
+        self._host.check_stall()
+        if not group.was_observed:  # leadership has changed, the group was recreated, or this process was stalled
             return 0.0
         self._host.note_observed()
         self._start_unlocks(group)

@@ -165,7 +165,7 @@ class Deployments:
             self._applied.pop(key, None)
             raise ConflictError(str(error)) from None
         self._applied[key] = _AppliedManifest(digest, applied.metadata.generation)
-        self._observed[key] = applied
+        self.on_upsert(applied)  # unless a watch event has already brought a later state
         return 1
 
     async def _delete(self, current: Deployment) -> int:

@@ -5,9 +5,12 @@ from typing import Any, cast
 
 import pytest
 
+from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, Page
 from rota.kube.client.informer import Informer
-from rota.kube.client.objects import Metadata, PartialObjectMetadata
+from rota.kube.client.objects import CustomResource, Metadata, PartialObjectMetadata
+from rota.kube.informers import custom_informers
+from rota.kube.reconcile.controller import Controller
 
 
 class OneList:
@@ -51,3 +54,20 @@ async def test_watch_list_without_an_object_written_earlier_reports_the_object_a
     )
     assert await informer.relist() == "10"
     assert deleted_objects == reported
+
+
+async def test_watch_list_without_a_group_and_policy_that_only_kopf_reported_reports_them_as_deleted() -> None:
+    """While kopf's watch is interrupted, it misses deletions; an object may have come after the previous list."""
+    unused: Any = None
+    controller = Controller(unused, unused, BrokerRegistry(unused), unused)
+    spec = {"policyRef": {"name": "sticky"}}
+    group = CustomResource(Metadata("orders", uid="1", namespace="shop", resource_version="7", generation=1), spec)
+    policy = CustomResource(Metadata("sticky", uid="2", namespace="shop", resource_version="6", generation=1), {})
+    controller.events.on_policy_upsert(policy)
+    controller.events.on_group_upsert(group)
+    notified = list[tuple[str, str]]()
+    for informer in custom_informers(cast("Api", OneList(10)), controller, ["shop"], notified.append):
+        await informer.relist()
+    assert controller.groups == {}
+    assert controller.events.policies == {}
+    assert notified == [("shop", "orders")]

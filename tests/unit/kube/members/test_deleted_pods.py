@@ -1,6 +1,7 @@
 """Last reads of a deleted pod, which may still consume: its report, no response, or proof that it terminated."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from builders import a_report
+from rota.aio import loop_time
 from rota.kube.members import report_client
 from rota.kube.members.report_client import Endpoint, MemberResponse, ReportClient
 from rota.model import Reason
@@ -85,5 +87,32 @@ async def test_report_timeout_of_a_deleted_pod_does_not_prove_that_it_terminated
     response = await client.read_if_present(Endpoint("uid-m1", HOST, server.sockets[0].getsockname()[1]))
     assert response
     assert response.report is None
+    test_is_over.set()
+    server.close()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_report_timeout_during_a_stall_of_the_operator_is_no_silence(
+    client: ReportClient,
+    monkeypatch: pytest.MonkeyPatch,
+    is_deleted: bool,  # noqa: FBT001 - a case
+) -> None:
+    """The response may have come meanwhile. A single such request made a force-deleted pod count as ended."""
+
+    async def respond_late(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        time.sleep(0.4)  # noqa: ASYNC251 - stalls the whole process
+        await test_is_over.wait()
+        writer.close()
+
+    test_is_over = asyncio.Event()
+    server = await asyncio.start_server(respond_late, HOST, 0)
+    monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(report_client, "MAX_LATENESS_SECONDS", 0.1, raising=False)
+    member = Endpoint("uid-m1", HOST, server.sockets[0].getsockname()[1])
+    started_at = loop_time()
+    response = await (client.read_if_present(member) if is_deleted else client.read(member))
+    assert response
+    assert response.report is None
+    assert response.requested_at >= started_at + 0.4
     test_is_over.set()
     server.close()

@@ -136,6 +136,24 @@ async def test_deployment_rollout_is_part_of_its_group() -> None:
     assert group.deployment_problems == ((Reason.ROLLOUT_FAILED, sentence),)
 
 
+async def test_deployment_seen_during_a_write_is_not_replaced_by_the_older_response() -> None:
+    """Otherwise the group would stay Reconciling until its Deployment changes again."""
+
+    class SlowServer(RollingServer):
+        async def apply(self, *_: object) -> Deployment:
+            applied = self.deployment("9")
+            self.status = rollout_status("NewReplicaSetAvailable")
+            deployments.on_upsert(self.deployment("11"))
+            return applied
+
+    deployments = Deployments(cast("Api", SlowServer(rollout_status("ReplicaSetUpdated"))))
+    group = Group("shop", "orders")
+    group.set_spec(replace(BODY, metadata=replace(BODY.metadata, generation=1)), None)
+    await deployments.sync(group)
+    assert group.snapshot(0.0, BrokerState(), {}).rolling_out is False
+    assert [deployment.metadata.resource_version for deployment in deployments.expected] == ["11"]
+
+
 async def test_template_is_rejected_by_an_operator_without_rights_to_deployments() -> None:
     server = ConflictingServer()
     deployments = Deployments(cast("Api", server), enabled=False)
