@@ -9,7 +9,8 @@ from msgspec import structs
 from builders import LONG, NOW, a_document, a_pod, a_snapshot, a_view, obeying
 from rota.model import Finding, Queue, Reason
 from rota.planner import DecodedReport, Plan, PodSnapshot, plan
-from rota.planner.status.problems import FIRST_MEMBER_SECONDS
+from rota.planner.situation import Situation
+from rota.planner.status.problems import FIRST_MEMBER_SECONDS, start_seconds_left
 from rota.timestamps import format_time
 
 Q = [Queue("orders", "a", number) for number in range(6)]
@@ -207,3 +208,23 @@ def test_condition_no_members_waits_for_a_new_group_since_it_was_not_ready(
 def test_condition_no_members_does_not_wait_if_unmanaged_consumers_consume() -> None:
     new_plan = plan(a_snapshot(document=a_document(begun={}), unmanaged_consumers=("10.0.0.9@1",)), NOW)
     assert Reason.NO_MEMBERS in {finding.reason for finding in new_plan.problems}
+
+
+def test_condition_of_a_new_group_waits_a_full_minute_for_its_first_member() -> None:
+    def seconds_left(*conditions: dict[str, str], **changed: Any) -> float:
+        snapshot = a_snapshot(status={"conditions": list(conditions)}, document=a_document(begun={}), **changed)
+        return start_seconds_left(Situation(snapshot, {}, snapshot.document or DOCUMENT, NOW))
+
+    since = {"type": "Ready", "lastTransitionTime": format_time(NOW - 45.0)}
+    assert seconds_left() == 60.0
+    assert seconds_left(since | {"status": "True"}) == 60.0
+    assert seconds_left(since | {"status": "False"}) == 15.0
+    assert seconds_left(since | {"status": "False", "lastTransitionTime": format_time(NOW - 61.0)}) == 0.0
+    assert seconds_left(unmanaged_consumers=("10.0.0.1@old",)) == 0.0
+
+
+def test_condition_ignores_ended_members_but_not_the_members_after_them() -> None:
+    first, *others = pods(m1={"AppNotListening": NO_LISTENER}, m2={"AppNotListening": NO_LISTENER})
+    new_plan = planned(replace(first, ended=True, ready=False), *others)
+    [problem] = [finding for finding in new_plan.problems if finding.reason is Reason.APP_NOT_LISTENING]
+    assert problem.message == f"m2: {NO_LISTENER}"
