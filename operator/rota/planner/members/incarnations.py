@@ -47,6 +47,11 @@ def has_inherited(document: Assignment, pod: PodSnapshot) -> bool:
     )
 
 
+def _may_resume(pod: PodSnapshot) -> bool:
+    """Whether the process drains for a while, such as for changed settings: then it may resume inherited queues."""
+    return pod.report is not None and pod.report.state != "serving" and not pod.report.final
+
+
 def _share_of(document: Assignment, pod: PodSnapshot) -> Share:
     """Return the pod's share in the document; an empty one if it has none, or a namesake has it."""
     share = document.members.get(pod.name)
@@ -73,7 +78,7 @@ def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> Hol
     if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
         has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_REPORT_AGE_SECONDS
         return replace(pod.evidence, ended=pod.ended or (has_obeyed and is_fresh and has_just_stopped))
-    if pod.incarnation > incarnation and has_inherited(document, pod):
+    if pod.incarnation > incarnation and (has_inherited(document, pod) or _may_resume(pod)):
         return pod.evidence
     if pod.incarnation > incarnation and has_obeyed and is_fresh:  # a later process reports
         return replace(pod.evidence, ended=True)

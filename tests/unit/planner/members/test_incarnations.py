@@ -295,3 +295,15 @@ def test_poke_is_needed_until_a_restarted_process_obeys_the_first_document_with_
 
 def test_restart_is_resumed_only_after_every_possible_grant_is_mounted() -> None:
     assert STANDING_POLL_SECONDS + MAX_REPORT_AGE_SECONDS + MAX_KUBELET_SYNC_SECONDS < RESUME_SECONDS
+
+
+@pytest.mark.parametrize("state", ["draining", "drained"])
+def test_restart_whose_next_process_drains_for_changed_settings_frees_no_queue(state: str) -> None:
+    """That process may have inherited the queues before it drained, and may resume them after the drain."""
+    drained = waiting_pod("m1", report=report("m1", 2, state=state))
+    new_plan = plan(settled(drained, running_pod("m2"), a_pod("m3", report("m3"))), NOW)
+    assert new_plan.document is None or not new_plan.document.members["m3"].queues
+    final = waiting_pod("m1", report=report("m1", 2, state=state, final=True))
+    new_plan = plan(settled(final, running_pod("m2"), a_pod("m3", report("m3"))), NOW)
+    assert new_plan.document
+    assert new_plan.document.members["m3"].queues
