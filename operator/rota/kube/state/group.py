@@ -92,6 +92,7 @@ class Group:
         self.observation_resets += 1
         self.refetched = False
         self.assignment_outdated = False
+        self.rollout = AppliedTemplate()
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries(_published_problem(self.published_status, Reason.DELIVERIES_FAILING))
         self.pods.reset_reports()
@@ -108,7 +109,6 @@ class Group:
             self.pods.verify_ended = ()
             self.pods.deleted_uids = set()
             self.deployment_problems = ()
-            self.rollout = AppliedTemplate()
             self.last_valid_spec = None
             self.reset_observations()
         if not (body.has_same_spec(self._parsed_body) and _has_same_spec(policy, self._parsed_policy)):
