@@ -57,6 +57,7 @@ class Group:
         self.key_problems: tuple[Finding, ...] = ()
         self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
         self.members_to_poll: frozenset[str] = frozenset()  # by long polls, as the last plan asks
+        self.assignment_deleted_at = 0  # the version at which the ConfigMap was last seen deleted, or without its label
         self.assignment_outdated = False  # whether the ConfigMap may differ from `stored_assignment` and must be read
         self._early_config_map: ConfigMap | None = None  # the assignment that arrived before its ConsumerGroup
         self.was_observed = False  # whether everything was observed once since this operator began to lead
@@ -144,6 +145,11 @@ class Group:
             self.stored_assignment = self._assignment_limits.parse(config_map, self.name, self.uid)
             self.refetched = False
         self.forget_deleted_pods()
+
+    def mark_assignment_deleted(self, version: int) -> None:
+        """Handle a ConfigMap that left the watch: it was deleted, or lost its label."""
+        self.assignment_deleted_at = version
+        self.set_assignment(None)
 
     @property
     def assignment_metadata(self) -> Metadata | None:
