@@ -74,7 +74,7 @@ def a_version(number: int) -> ConfigMap:
     return msgspec.structs.replace(STORED, metadata=metadata)
 
 
-async def test_observation_during_which_leadership_is_lost_and_regained_is_repeated() -> None:
+async def test_leader_election_that_overtakes_an_observation_repeats_it() -> None:
     """Otherwise the group would stay without a connection to its brokers, and its queues without an owner."""
     cluster = SlowCluster()
     await cluster.create_topic("orders", BROKER, 4)
