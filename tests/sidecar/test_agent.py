@@ -399,6 +399,23 @@ async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_co
             await member.wait_until(lambda report: report.active_queues == {SECOND})
 
 
+async def test_sidecar_that_stalled_delivers_nothing_while_its_documents_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile, the queue may have been granted to another member by force."""
+    async with a_member(tmp_path) as member:
+        await member.assign([FIRST])
+        sidecar = member.sidecar
+        real_now = sidecar.now
+        with monkeypatch.context() as patched:
+            patched.setattr(MountedConfig, "read", lambda _: None)
+            monkeypatch.setattr(sidecar, "now", lambda: real_now() + agent.STALL_SECONDS + 1)
+            assert not sidecar.may_deliver(FIRST)
+            assert not sidecar.may_commit(FIRST)
+        await member.send("1", queue=0)
+        await member.wait_until_done("1")
+
+
 async def test_sidecar_that_stalled_with_its_node_does_not_resume_its_predecessors_queues_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,8 @@ class Agent:
 
     def _read_config(self) -> None:
         files = self._config_follower.read()
+        if files is None:  # nothing changes; after a stall, nothing is delivered or committed until a read succeeds
+            return
         settings = self._config_follower.parse_settings(files)
         if self._broker_session.current is None and not (settings and self._join_group(settings)):
             return  # without a broker session no queue can be consumed, so no assignment is obeyed
@@ -189,9 +191,7 @@ class Agent:
         self._effect_runner.freeze_report()
         drain_timeout = settings.drain_timeout if settings else None
         effects = self.member.apply_assignment(files.assignment, self.now(), drain_timeout)
-        if effects.rejection and effects.rejection != self._last_rejection:
-            _log.warning("%s", effects.rejection)
-        self._last_rejection = effects.rejection
+        self._log_rejection(effects.rejection)
         if settings is None or effects.rejection:  # settings are valid only with the assignment in the same ConfigMap
             self._effect_runner.submit_effects(effects)
             self._end_drain()
@@ -208,6 +208,12 @@ class Agent:
         self._end_drain()
         self._divide_memory()
         self._delivery.apply_settings()
+
+    def _log_rejection(self, rejection: str | None) -> None:
+        """Log why an assignment was rejected; the same reason only once in a row."""
+        if rejection and rejection != self._last_rejection:
+            _log.warning("%s", rejection)
+        self._last_rejection = rejection
 
     def _send_traces_to(self, endpoint: str) -> None:
         if self._delivery_spans.set_endpoint(endpoint):

@@ -40,12 +40,12 @@ class ConfigFollower:
         if self._retry_timer:
             self._retry_timer.cancel()
 
-    def read(self) -> MountedFiles:
-        """Return the files of one generation; if they cannot be read now, return empty ones and schedule a retry."""
+    def read(self) -> MountedFiles | None:
+        """Return the files of one generation; None if they cannot be read now: then a retry is scheduled."""
         files = self._mounted_config.read()
         if files is None:  # no inotify event follows when the files become readable
             self.schedule_retry()
-        return files or MountedFiles()
+        return files
 
     def parse_settings(self, files: MountedFiles) -> GroupSettings | None:
         """Return the settings in the files; None if they are missing, or invalid and thus reported as a problem."""

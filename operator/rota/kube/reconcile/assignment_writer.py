@@ -38,7 +38,7 @@ class AssignmentWriter:
     async def write(self, pending: PendingPlan) -> None:
         """Write a plan's document. If it may have been stored without a response, remember the plan, and raise."""
         try:
-            self._group.set_assignment(await write_document(self._api, self._group, pending.plan))
+            written = await write_document(self._api, self._group, pending.plan)
         except (ApiError, NoResponseError, ConflictError) as error:
             # After a conflict, too, the document may be stored: a request is repeated when its connection breaks, and
             # then conflicts with its own first attempt.
@@ -48,6 +48,10 @@ class AssignmentWriter:
                 self._group.assignment_outdated = True
             raise
         self._pending.clear()
+        if written.metadata.version_number < self._group.assignment_deleted_at:
+            self._group.assignment_outdated = True  # it was deleted before the response arrived
+        else:
+            self._group.set_assignment(written)
 
     def take_confirmed(self) -> PendingPlan | None:
         """Return the remembered plan with the stored document, once; None if no such plan exists."""

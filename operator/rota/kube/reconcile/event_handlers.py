@@ -154,7 +154,7 @@ class EventHandlers:
             return
         was_recreated = config_map.metadata.version_number < queued.group.stored_assignment.version_number
         if not was_recreated:
-            queued.group.set_assignment(None)
+            queued.group.mark_assignment_deleted(config_map.metadata.version_number)
             self._queue.enqueue(config_map.metadata.group_key)
             self._forget_if_empty(config_map.metadata.group_key)
 

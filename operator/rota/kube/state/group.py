@@ -57,6 +57,7 @@ class Group:
         self.key_problems: tuple[Finding, ...] = ()
         self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
         self.members_to_poll: frozenset[str] = frozenset()  # by long polls, as the last plan asks
+        self.assignment_deleted_at = 0  # the version at which the ConfigMap was last seen deleted, or without its label
         self.assignment_outdated = False  # whether the ConfigMap may differ from `stored_assignment` and must be read
         self._early_config_map: ConfigMap | None = None  # the assignment that arrived before its ConsumerGroup
         self.was_observed = False  # whether everything was observed once since this operator began to lead
@@ -92,6 +93,7 @@ class Group:
         self.observation_resets += 1
         self.refetched = False
         self.assignment_outdated = False
+        self.rollout = AppliedTemplate()
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries(_published_problem(self.published_status, Reason.DELIVERIES_FAILING))
         self.pods.reset_reports()
@@ -108,7 +110,6 @@ class Group:
             self.pods.verify_ended = ()
             self.pods.deleted_uids = set()
             self.deployment_problems = ()
-            self.rollout = AppliedTemplate()
             self.last_valid_spec = None
             self.reset_observations()
         if not (body.has_same_spec(self._parsed_body) and _has_same_spec(policy, self._parsed_policy)):
@@ -144,6 +145,11 @@ class Group:
             self.stored_assignment = self._assignment_limits.parse(config_map, self.name, self.uid)
             self.refetched = False
         self.forget_deleted_pods()
+
+    def mark_assignment_deleted(self, version: int) -> None:
+        """Handle a ConfigMap that left the watch: it was deleted, or lost its label."""
+        self.assignment_deleted_at = version
+        self.set_assignment(None)
 
     @property
     def assignment_metadata(self) -> Metadata | None:

@@ -1,9 +1,11 @@
-"""The first observation of a group by a new leader, when leadership changes during it."""
+"""Observations that arrive out of order: of a leadership that was lost meanwhile, and of a deleted assignment."""
 
 import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
+
+import msgspec
 
 from ground.poll import soon
 from rota.brokers.memory import BROKER, MemoryCluster
@@ -11,8 +13,10 @@ from rota.documents import Assignment, encode_assignment
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Metadata
+from rota.kube.reconcile.assignment_writer import AssignmentWriter, PendingPlan
 from rota.kube.reconcile.controller import Controller
 from rota.kube.workload.deployments import Deployments
+from rota.planner import Plan
 
 UNUSED: Any = None
 
@@ -27,6 +31,17 @@ class EmptyServer:
         raise NoResponseError("no response")
 
     apply = merge_patch = replace = create
+
+
+class DeletingServer:
+    """An API server that stores an assignment, which is deleted before the response to the write arrives."""
+
+    controller: Controller
+
+    async def replace(self, *_: object) -> ConfigMap:
+        self.controller.events.on_assignment_upsert(a_version(3))
+        self.controller.events.on_assignment_delete(a_version(4))
+        return a_version(3)
 
 
 class SlowCluster(MemoryCluster):
@@ -54,7 +69,12 @@ STORED = ConfigMap(
 )
 
 
-async def test_leader_election_lost_and_regained_during_an_observation_repeats_it() -> None:
+def a_version(number: int) -> ConfigMap:
+    metadata = msgspec.structs.replace(STORED.metadata, resource_version=str(number))
+    return msgspec.structs.replace(STORED, metadata=metadata)
+
+
+async def test_leader_election_that_overtakes_an_observation_repeats_it() -> None:
     """Otherwise the group would stay without a connection to its brokers, and its queues without an owner."""
     cluster = SlowCluster()
     await cluster.create_topic("orders", BROKER, 4)
@@ -77,3 +97,16 @@ async def test_leader_election_lost_and_regained_during_an_observation_repeats_i
     assert registry.state_of(group, 0.0).views.get("orders")
     await controller.close()
     await registry.close()
+
+
+async def test_assignment_deleted_before_the_response_to_its_write_arrives_stays_deleted() -> None:
+    """Otherwise it would not be written again until something else changes, and no new pod could mount it."""
+    api: Any = DeletingServer()
+    controller = Controller(api, UNUSED, BrokerRegistry(api), Deployments(api))
+    controller.events.on_group_upsert(BODY)
+    group = controller.groups["shop", "orders"]
+    controller.events.on_assignment_upsert(STORED)
+    api.controller = controller
+    await AssignmentWriter(api, group).write(PendingPlan(Plan(document=ASSIGNMENT), 0.0))
+    assert group.stored_assignment.resource_version == ""
+    assert group.assignment_outdated, "it is read again"

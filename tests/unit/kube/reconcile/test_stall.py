@@ -119,7 +119,7 @@ async def stall_after_one_missing_response(selector: JumpingSelector) -> list[Ma
     return written
 
 
-def test_reconcile_after_a_stall_of_the_operator_counts_no_silence_of_its_members() -> None:
+def test_member_is_not_silent_while_the_operator_is_stalled() -> None:
     """The member would be lost after `lostAfter`, and its queues would be granted while it consumes them."""
     selector = JumpingSelector()
     loop = asyncio.SelectorEventLoop(selector)

@@ -120,6 +120,10 @@ async def test_deployment_rollout_is_part_of_its_group() -> None:
     assert rolling_out() is None, "nothing was applied yet"
     await deployments.sync(group)
     assert rolling_out() is True
+    group.reset_observations()
+    assert rolling_out() is None, "another operator may have led meanwhile"
+    await deployments.sync(group)
+    assert rolling_out() is True
     server.status = rollout_status("NewReplicaSetAvailable")
     deployments.on_upsert(server.deployment("10"))
     await deployments.sync(group)
