@@ -351,7 +351,7 @@ async def test_condition_of_a_request_that_a_real_broker_rejects_lasts_until_it_
     subscriptions = (await fleet.api.get(fleet.path))["spec"]["subscriptions"]
     await fleet.wait_for_members(2)
     await fleet.brokers.update_group(GROUP, broker.name, consumeEnable=False)
-    assert f"switched off at {broker.name}" in await places.tell_of_problem("ConsumptionDisabled")
+    assert f"disabled for the group at {broker.name}" in await places.tell_of_problem("ConsumptionDisabled")
     await fleet.brokers.update_group(GROUP, broker.name, consumeEnable=True)
     await places.no_problem("ConsumptionDisabled")
     # SQL92 is disabled in a broker's default settings.
