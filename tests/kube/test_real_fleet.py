@@ -370,7 +370,7 @@ async def test_condition_duplicate_client_ids_lasts_until_one_java_consumer_leav
     await fleet.wait_for_members(2)
     first, second = (peers.push_consumer(rocketmq, GROUP, GROUP, instance="twin") for _ in range(2))
     try:
-        assert "@twin; " in await places.tell_of_problem("DuplicateClientIds")
+        assert "@twin, so" in await places.tell_of_problem("DuplicateClientIds")
         # Each Java consumer counts four consumers, so it leaves only two queues to each of our members.
         await fleet.soon(lambda: fleet.has_assigned(4))
         first.stop()
