@@ -36,6 +36,19 @@ class _Kind(NamedTuple):
     on_delete: ObjectHandler
     expected: Callable[[], Iterable[Any]] = tuple
 
+    def informer(self, api: Api, namespace: str, params: dict[str, str] | None = None) -> Informer[Any]:
+        """Return an informer for the objects of this kind that match `params`."""
+        return Informer(
+            api,
+            self.resource,
+            namespace,
+            self.type,
+            on_upsert=self.on_upsert,
+            on_delete=self.on_delete,
+            expected=self.expected,
+            params=params,
+        )
+
 
 def object_informers(
     api: Api,
@@ -61,16 +74,7 @@ def object_informers(
         _Kind("pods", Pod, events.on_pod_upsert, events.on_pod_delete),
     ]
     return [
-        Informer(
-            api,
-            kind.resource,
-            namespace,
-            kind.type,
-            on_upsert=kind.on_upsert,
-            on_delete=kind.on_delete,
-            expected=kind.expected,
-            params=_GROUP_SELECTOR,
-        )
+        kind.informer(api, namespace, _GROUP_SELECTOR)
         for namespace in namespaces or [""]
         for kind in kinds
         if with_deployments or kind.type is not Deployment
@@ -88,19 +92,7 @@ def custom_informers(
         _Kind(POLICIES, CustomResource, events.on_policy_upsert, events.on_policy_delete, events.policies.values),
         _Kind(GROUPS, CustomResource, on_group_upsert, on_group_delete, events.expected_groups),
     ]
-    return [
-        Informer(
-            api,
-            kind.resource,
-            namespace,
-            kind.type,
-            on_upsert=kind.on_upsert,
-            on_delete=kind.on_delete,
-            expected=kind.expected,
-        )
-        for namespace in namespaces or [""]
-        for kind in kinds
-    ]
+    return [kind.informer(api, namespace) for namespace in namespaces or [""] for kind in kinds]
 
 
 def _group_handlers(controller: Controller, notify: OnGroupChange) -> tuple[ObjectHandler, ObjectHandler]:
