@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from bench.measure import Row, Sample
-from bench.memory import MEBIBYTE, RUN_SECONDS, RUNS, memory_limit
+from bench.memory import MEBIBYTE, RUN_SECONDS, RUNS, format_peaks, memory_limit
 from bench.scale import GROUPS, Scale, scaled
 from bench.sidecar import QUEUES, TOPIC, BenchMember
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
 from http_attacks import ATTACKS, attacked, probed
-from rota.model import Queue
+from rota.brokers.port import queues_of
 
 SIDECAR_BYTES = 256 * MEBIBYTE
 OPERATOR_BYTES = 512 * MEBIBYTE
@@ -39,11 +39,8 @@ def rows() -> Iterator[Row]:
 
 
 def _format_row(what: str, attack: str, results: Sequence[tuple[int, int]], limit: int) -> Row:
-    peaks = sorted(peak for peak, _ in results)
-    unanswered = sum(failed for _, failed in results)
-    each = ", ".join(f"{peak / MEBIBYTE:.0f}" for peak in peaks)
-    worst = f"peak over {RUN_SECONDS:.0f} s, worst of {RUNS} runs: {peaks[-1] / MEBIBYTE:.0f} MiB ({each})"
-    label = f"{what} attacked by {attack}: {worst}; {unanswered} probes failed"
+    peaks, failed_probes = zip(*results, strict=True)
+    label = f"{what} attacked by {attack}: {format_peaks(peaks)}; {sum(failed_probes)} probes failed"
     return Row(label, Sample([0.0]), target=f"≤ {limit // MEBIBYTE} MiB, 0")
 
 
@@ -51,7 +48,7 @@ async def _measure_sidecar(rocketmq: RocketMQ, attack: str, run: int) -> tuple[i
     name = f"attacks-{[*ATTACKS].index(attack)}-{run}"
     with memory_limit(name, SIDECAR_BYTES) as limit:
         member = BenchMember(rocketmq, name, program=limit.program("-m", "rota.sidecar"))
-        member.give(1, [Queue(TOPIC, "broker-0", number) for number in range(QUEUES)])
+        member.give(1, queues_of(TOPIC, {"broker-0": QUEUES}))
         failed = await _count_failed_probes(attack, member.address, MEMBER_PORTS, (9911, "/healthz"))
         peak = limit.peak_bytes
         member.end()

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +41,7 @@ EACH = 10  # messages in each queue
 CONCURRENT_REQUESTS = 8  # requests to each broker
 CHILDREN = 3
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -163,9 +163,10 @@ def _measure_progress_reads() -> Iterator[Row]:
         rocketmq.create_topic(TOPIC, GROUP_QUEUES)
         asyncio.run(_prepare_groups(ConnectionConfig([rocketmq.name_server])))
         children = [_run_child(rocketmq.name_server) for _ in range(CHILDREN)]
-    most = max(megabytes for _, megabytes in children)
-    what = f"progress of 1,000 groups, 100 queues each, from two brokers, all of it kept: {most:.0f} MB resident"
-    yield Row(what, Sample([seconds for seconds, _ in children]), target="≤ 15 s, ≤ 200 MB")
+    seconds, megabytes = zip(*children, strict=True)
+    resident = f"{max(megabytes):.0f} MB resident"
+    what = f"progress of 1,000 groups, 100 queues each, from two brokers, all of it kept: {resident}"
+    yield Row(what, Sample(seconds), target="≤ 15 s, ≤ 200 MB")
 
 
 async def _prepare_groups(config: ConnectionConfig) -> None:
@@ -175,27 +176,34 @@ async def _prepare_groups(config: ConnectionConfig) -> None:
     queues = await cluster.queues(TOPIC)
     brokers = await cluster.broker_names()
     await client.fetch_route(TOPIC)
-    await _bounded(partial(cluster.send, TOPIC, b"x" * 1024, queue=queue) for queue in queues * EACH)
-    await _bounded(partial(cluster.update_group, group, broker) for group, broker in product(_groups(), brokers))
+    await _bounded(lambda queue: cluster.send(TOPIC, b"x" * 1024, queue=queue), queues * EACH)
+    for broker in brokers:
+        await _bounded(partial(cluster.update_group, broker=broker), _groups())
     # Queue by queue: a broker sometimes loses one of a group's first commits if it handles several concurrently.
-    commits = (requests.commit(group, queue, 1 + queue.id % EACH) for queue, group in product(queues, _groups()))
-    await _bounded(partial(client.call_or_raise, request.fields["bname"], request) for request in commits)
+    for queue in queues:
+        await _bounded(partial(_commit, client, queue), _groups())
     client.close()
     await cluster.close()
 
 
+async def _commit(client: RoutingClient, queue: Queue, group: str) -> None:
+    await client.call_or_raise(queue.broker, requests.commit(group, queue, 1 + queue.id % EACH))
+
+
 def _groups() -> list[str]:
-    return [f"group-{number:04d}" for number in range(GROUPS)]
+    return list(map("group-{:04d}".format, range(GROUPS)))
 
 
-async def _bounded(calls: Iterable[Callable[[], Awaitable[T]]], workers: int = 2 * CONCURRENT_REQUESTS) -> list[T]:
-    """Make the calls, at most `workers` of them concurrently; return the responses in any order."""
-    pending = iter(calls)
+async def _bounded(
+    call: Callable[[A], Awaitable[T]], arguments: Iterable[A], workers: int = 2 * CONCURRENT_REQUESTS
+) -> list[T]:
+    """Make a call for each argument, at most `workers` of them concurrently; return the responses in any order."""
+    pending = iter(arguments)
     responses = []
 
     async def work() -> None:
-        for call in pending:  # the workers share one iterator
-            response = await call()
+        for argument in pending:  # the workers share one iterator
+            response = await call(argument)
             responses.append(response)
 
     await asyncio.gather(*(work() for _ in range(workers)))
@@ -227,7 +235,7 @@ async def _read_progress(name_server: str) -> float:
 
 
 async def _read_groups_of(cluster: AdminClient, broker: str) -> list[dict[Queue, BrokerOffsets]]:
-    return await _bounded((partial(cluster.group_offsets, group, broker) for group in _groups()), CONCURRENT_REQUESTS)
+    return await _bounded(partial(cluster.group_offsets, broker=broker), _groups(), CONCURRENT_REQUESTS)
 
 
 def _peak_memory() -> float:

@@ -8,7 +8,6 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ async def _measured(cluster: ControlPlane) -> list[Row]:
     async with Api.connect(cluster.kubeconfig) as api:
         await define(api)
         say(f"making {GROUPS:,} groups.")
-        await all_of(partial(api.create, PATH, _group(number)) for number in range(GROUPS))
+        await all_of(lambda number: api.create(PATH, _group(number)), range(GROUPS))
         async with await Login.create(find_account(LoginOptions())) as login:
             ours = await _measure_watch(api, login, {})
             peer = await _measure_watch(api, login, KOPFS_DEFAULTS)

@@ -237,7 +237,10 @@ class Rota:
 
     def came(self) -> list[Came]:
         """Read the apps' logs."""
-        return [message for path in self._notes() for message in noted(path.name.partition("@")[2], path)]
+        deliveries: list[Came] = []
+        for path in self._notes():
+            deliveries += noted(path.name.partition("@")[2], path)
+        return deliveries
 
     def noted(self) -> int:
         """Measure the apps' logs."""

@@ -9,7 +9,6 @@ import os
 import resource
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from aiohttp import web
 from bench.compare import QUEUES
 from bench.fleets import LocalGround, Rota, standing
 from bench.measure import Row, Sample
-from bench.reckoning import shared_of, united
+from bench.reckoning import Span, count_repeats, shared_of, total_seconds, united
 from ground import peers
 from ground.deliveries import Came, by_queue
 from ground.poll import eventually
@@ -96,10 +95,11 @@ def _measure_visits(kind: type[LocalGround]) -> Visits:
             time.sleep(STAY_SECONDS)
             visitor.stop()
         time.sleep(STAY_SECONDS)
-        deliveries = [*fleet.came(), *(delivery for visitor in visitors for delivery in _deliveries_to(visitor))]
+        deliveries = fleet.came()
+        for visitor in visitors:
+            deliveries += _deliveries_to(visitor)
         fleet.end()
-    deliveries_of = Counter(delivery.number for delivery in deliveries)
-    visits = Visits(sum(many - 1 for many in deliveries_of.values()), [*_overlaps(deliveries, begin_times)])
+    visits = Visits(count_repeats(deliveries), [*_overlaps(deliveries, begin_times)])
     say(f"{kind.__name__}: {visits}")
     return visits
 
@@ -113,8 +113,10 @@ def _deliveries_to(peer: peers.Peer) -> Iterator[Came]:
 def _overlaps(deliveries: list[Came], begin_times: list[float]) -> Iterator[float]:
     for begin, end in zip(begin_times, [*begin_times[1:], time.time()], strict=True):
         queues = by_queue(delivery for delivery in deliveries if begin <= delivery.at < end)
-        shared = [span for messages in queues.values() for span in shared_of(messages)]
-        yield sum(span.seconds for span in united(shared))
+        shared: list[Span] = []
+        for messages in queues.values():
+            shared += shared_of(messages)
+        yield total_seconds(united(shared))
 
 
 # The cost of standing polls.

@@ -21,8 +21,9 @@ class Sample:
     def __str__(self) -> str:
         """Format the median and the spread in a suitable unit."""
         unit, factor = ("s", 1.0) if self.median >= 1 else ("ms", 1000.0)
-        low, middle, high = (factor * seconds for seconds in (min(self.seconds), self.median, max(self.seconds)))
-        return f"{_three_digits(middle)} {unit} ({_three_digits(low)} to {_three_digits(high)})"
+        low = _three_digits(factor * min(self.seconds))
+        high = _three_digits(factor * max(self.seconds))
+        return f"{_three_digits(factor * self.median)} {unit} ({low} to {high})"
 
 
 @dataclass(frozen=True)

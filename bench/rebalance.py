@@ -73,7 +73,7 @@ async def _measure_ours(instance: Instance, cluster: Cluster, rocketmq: RocketMQ
             GroupMembers(api, NAMESPACE, GROUP, lambda: f"{instance.block}.99.{next(numbers)}") as fleet,
             _operator(cluster.kubeconfig, instance),
         ):
-            await fleet.add(*(f"first-{number}" for number in range(MEMBERS)))
+            await fleet.add(*map("first-{}".format, range(MEMBERS)))
             await _wait_until_balanced(fleet, 60)
             durations = await _measure_joins_and_leaves(fleet)
             added = [await _measure_added_queues(fleet, rocketmq, QUEUES + 4 * number) for number in range(1, 4)]

@@ -4,7 +4,6 @@ A queue gets a message every few milliseconds at best, on a busy machine less of
 two messages: it is how long the later message waited in the queue while no member consumed it.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -72,27 +71,34 @@ Queues = Mapping[int, Sequence[Came]]
 
 def outcome(run: Run) -> Outcome:
     """Compute the outcome of a run, queue by queue."""
-    deliveries_of = Counter(message.number for message in run.came)
     queues = by_queue(run)
-    pauses = {queue: [*pauses_of(messages, run)] for queue, messages in queues.items()}
-    longest = {queue: max((span.seconds for span in spans), default=0.0) for queue, spans in pauses.items()}
-    touched = {queue for queue, messages in queues.items() if has_moved(messages, run) or longest[queue] >= STILL}
+    touched: list[float] = []  # the longest pause of each queue
+    others: list[float] = []
     shared: list[Span] = []
     troubles: list[Span] = []  # moves and long pauses
-    for queue, messages in queues.items():
+    for _, messages in sorted(queues.items()):
+        pauses = [*pauses_of(messages, run)]
+        longest = max((pause.seconds for pause in pauses), default=0.0)
+        (touched if has_moved(messages, run) or longest >= STILL else others).append(longest)
         shared += [span for span in shared_of(messages) if span.end >= run.acts[0]]
         troubles += moves_of(messages)
-        troubles += [span for span in pauses[queue] if span.seconds >= STILL]
+        troubles += [pause for pause in pauses if pause.seconds >= STILL]
+    repeats = count_repeats(run.came)
     return Outcome(
-        touched=[longest[queue] for queue in sorted(touched)],
-        others=[longest[queue] for queue in sorted(queues.keys() - touched)],
-        twice=sum(many - 1 for many in deliveries_of.values()),
-        lost=run.sent - len(deliveries_of),
+        touched=touched,
+        others=others,
+        twice=repeats,
+        lost=run.sent - (len(run.came) - repeats),
         disorder=sum(disorder_of(messages) for messages in queues.values()),
-        overlap=sum(span.seconds for span in united(shared)),
+        overlap=total_seconds(united(shared)),
         right=right_after(troubles, run),
         watched=run.over - run.acts[0],
     )
+
+
+def count_repeats(messages: Sequence[Came]) -> int:
+    """Return how many deliveries were of messages that had been delivered before."""
+    return len(messages) - len({message.number for message in messages})
 
 
 def by_queue(run: Run) -> Queues:
@@ -120,11 +126,9 @@ def pauses_of(messages: Sequence[Came], run: Run) -> Iterator[Span]:
 
 def moves_of(messages: Sequence[Came]) -> Iterator[Span]:
     """Yield the spans in which a queue went from one member to another."""
-    return (
-        Span(previous.at, following.at)
-        for previous, following in pairwise(messages)
-        if previous.member != following.member
-    )
+    for previous, following in pairwise(messages):
+        if previous.member != following.member:
+            yield Span(previous.at, following.at)
 
 
 def shared_of(messages: Sequence[Came]) -> Iterator[Span]:
@@ -147,6 +151,11 @@ def disorder_of(messages: Iterable[Came]) -> int:
         seen_numbers.add(message.number)
         highest = max(highest, message.number)
     return count
+
+
+def total_seconds(spans: Iterable[Span]) -> float:
+    """Return the total length of the spans."""
+    return sum(span.seconds for span in spans)
 
 
 def united(spans: Iterable[Span]) -> list[Span]:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from bench.crowd import Crowd
 from bench.measure import Row, Sample
@@ -41,6 +42,8 @@ OPERATORS = ("first", "second", *(f"standby-{number}" for number in range(2 * FO
 POKES = 16  # caused by the end of one member with the strategy Averagely
 
 PODS = "/api/v1/namespaces/default/pods"
+
+T = TypeVar("T")
 
 
 def rows() -> Iterator[Row]:
@@ -69,7 +72,7 @@ class Scale:
         self.instance = instance
         self.cluster = cluster
         self.rocketmq = rocketmq
-        self.groups = [f"group-{number:04}" for number in range(GROUPS)]
+        self.groups = list(map("group-{:04}".format, range(GROUPS)))
 
     async def rows(self) -> list[Row]:
         """Run all measurements; report each as soon as it is done."""
@@ -92,12 +95,12 @@ class Scale:
         say(f"making {GROUPS} topics of {QUEUES} queues.")
         broker = self.rocketmq.brokers[0].name
         client = AdminClient(ConnectionConfig((self.rocketmq.name_server,)))
-        await all_of(partial(client.create_topic, name, broker, QUEUES) for name in self.groups)
+        await all_of(partial(client.create_topic, broker=broker, queues=QUEUES), self.groups)
         await client.close()
         say(f"making {GROUPS} groups and {GROUPS * MEMBERS} pods.")
         await soon(partial(self._create_group, self.groups[0]))
-        await all_of(partial(self._create_group, name) for name in self.groups[1:])
-        await all_of(partial(self._create_pod, group, number) for group in self.groups for number in range(MEMBERS))
+        await all_of(self._create_group, self.groups[1:])
+        await all_of(self._create_pods, self.groups)
 
         await self._wait_until(lambda: self.crowd.address_count == GROUPS * MEMBERS, 600)
 
@@ -114,6 +117,10 @@ class Scale:
                 raise
             return False
         return True
+
+    async def _create_pods(self, group: str) -> None:
+        for number in range(MEMBERS):
+            await self._create_pod(group, number)
 
     async def _create_pod(self, group: str, number: int) -> None:
         pod = a_pod(f"{group}-{number}", group)
@@ -257,7 +264,7 @@ class Scale:
     async def _end_members_at_once(self, number: int) -> float:
         groups = self.groups[-CHANGED:]
         began = time.monotonic()
-        await all_of(partial(self._end_member, group) for group in groups)
+        await all_of(self._end_member, groups)
         await self._wait_until(lambda: all(self._is_settled(group, MEMBERS - 1 - number) for group in groups), 120)
         seconds = time.monotonic() - began
         await self._wait_until_quiet()
@@ -266,15 +273,12 @@ class Scale:
     async def _measure_pokes(self) -> float:
         """Return the seconds that the API server takes for as many pokes as `CHANGED` ended members cause."""
         pods = [name for group in self.groups[:CHANGED] for name in self.crowd.groups[group]]
-        changes = [
-            partial(
-                self.api.patch,
-                f"{PODS}/{pods[number % len(pods)]}",
-                {"metadata": {"annotations": {"bench": f"{number}"}}},
-            )
-            for number in range(POKES * CHANGED)
-        ]
-        return await _measure_seconds(all_of(changes))
+
+        async def poke(number: int) -> None:
+            patch = {"metadata": {"annotations": {"bench": f"{number}"}}}
+            await self.api.patch(f"{PODS}/{pods[number % len(pods)]}", patch)
+
+        return await _measure_seconds(all_of(poke, range(POKES * CHANGED)))
 
     async def _follow_sticky(self) -> None:
         namespace_path = "/apis/rota.dev/v1alpha1/namespaces/default"
@@ -282,7 +286,7 @@ class Scale:
         await self.api.create(f"{namespace_path}/rebalancepolicies", {**policy, "spec": {"strategy": "Sticky"}})
         patch = {"spec": {"policyRef": {"name": "sticky"}}}
         groups = [f"{namespace_path}/consumergroups/{group}" for group in self.groups[-CHANGED:]]
-        await all_of(partial(self.api.patch, group, patch) for group in groups)
+        await all_of(partial(self.api.patch, body=patch), groups)
         await self._wait_until_quiet()
 
     async def _measure_change(self, group: str) -> float:
@@ -310,13 +314,13 @@ async def _measure_seconds(work: Awaitable[object]) -> float:
     return time.monotonic() - began
 
 
-async def all_of(calls: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Make all calls, `AT_ONCE` of them concurrently."""
-    pending = iter(calls)
+async def all_of(call: Callable[[T], Awaitable[object]], arguments: Iterable[T]) -> None:
+    """Make a call for each argument, `AT_ONCE` of them concurrently."""
+    pending = iter(arguments)
 
     async def call_in_turn() -> None:
-        for call in pending:
-            await call()
+        for argument in pending:
+            await call(argument)
 
     await asyncio.gather(*(call_in_turn() for _ in range(AT_ONCE)))
 

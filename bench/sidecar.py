@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from ground.instance import Process, temporary
 from ground.poll import eventually
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
+from rota.brokers.port import queues_of
 from rota.documents import Assignment, Share, encode_assignment
 from rota.model import Queue
 from rota.signing import KEY_BYTES
@@ -57,21 +58,22 @@ def _measure_throughput(rocketmq: RocketMQ) -> Iterator[Row]:
     single = [_measure_member(rocketmq, f"single-{number}", messages=MESSAGES // 4) for number in range(PASSES)]
     pulled = [_measure_member(rocketmq, f"asked-{number}", mode="Pull") for number in range(PASSES)]
     java = [_measure_java(rocketmq, f"java-{number}") for number in range(PASSES)]
-    theirs = Sample([run.seconds for run in java])
+    java_seconds, java_cpu_seconds, java_peaks = zip(*java, strict=True)
+    peaks: list[int] = []
     for what, runs, target in (
         ("pushed to an app, 32 at a time", batch, "≥ 10,000/s"),
         ("pushed to an app, one at a time", single, "≥ 3,000/s"),
         ("asked for by an app, 32 at a time", pulled, "≥ 15,000/s"),
     ):
-        ours = Sample([run.seconds for run in runs])
+        seconds, cpu_seconds, run_peaks = zip(*runs, strict=True)
+        peaks += run_peaks
+        ours = Sample(seconds)
+        theirs = Sample(java_seconds)
         rates = f"{MILLION / ours.median:,.0f} / {MILLION / theirs.median:,.0f} messages a second"
         yield Row(f"a million messages of 1 KiB {what}: {rates}", ours, theirs, target)
-        yield Row(
-            "the same, of processor time (the app's not counted)",
-            Sample([run.work for run in runs]),
-            Sample([run.work for run in java]),
-        )
-    loaded = f"{max(run.loaded for run in [*batch, *single, *pulled])} MB; Java {max(run.loaded for run in java)} MB"
+        label = "the same, of processor time (the app's not counted)"
+        yield Row(label, Sample(cpu_seconds), Sample(java_cpu_seconds))
+    loaded = f"{max(peaks)} MB; Java {max(java_peaks)} MB"
     idle = _measure_idle_memory(rocketmq)
     what = f"resident memory, idle with {QUEUES} queues: {idle} MB; at most in the runs above: {loaded}"
     yield Row(what, Sample([0.0]), target="≤ 60 MB; ≤ 200 MB")
@@ -105,8 +107,8 @@ def _measure_idle_memory(rocketmq: RocketMQ) -> int:
     return result
 
 
-def _queues(topic: str) -> list[Queue]:
-    return [Queue(topic, "broker-0", number) for number in range(QUEUES)]
+def _queues(topic: str) -> tuple[Queue, ...]:
+    return queues_of(topic, {"broker-0": QUEUES})
 
 
 def _measure_java(rocketmq: RocketMQ, group: str) -> _Consumed:
@@ -233,7 +235,7 @@ class BenchMember:
             app = [sys.executable, "-m", "bench.asker", self.address]
         self.instance.start(f"{self.name}-app", app, cwd=root)
 
-    def give(self, generation: int, queues: list[Queue]) -> None:
+    def give(self, generation: int, queues: Sequence[Queue]) -> None:
         """Write an assignment that gives these queues to the member."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         members = {self.name: Share(f"uid-{self.name}", tuple(queues))}
@@ -261,7 +263,7 @@ class BenchMember:
 
     def deliveries(self) -> list[Delivered]:
         """Return the app's log; it is complete once both processes have ended."""
-        return [Delivered(line) for line in self._log.read_text().splitlines()]
+        return list(map(Delivered, self._log.read_text().splitlines()))
 
     def end(self) -> None:
         """Stop the sidecar gracefully, then the app."""

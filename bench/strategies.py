@@ -14,7 +14,7 @@ from rota.documents import Assignment, Share, encode_assignment
 from rota.model import NO_OWNER, Queue, Roster
 from rota.strategies import REFERENCE_NAMES, prepared
 
-MEMBERS = [f"orders-7d9f-{number:05d}" for number in range(10_000)]
+MEMBERS = list(map("orders-7d9f-{:05d}".format, range(10_000)))
 ROOMS = ["room0", "room1", "room2"]
 MEMBER_ROOMS = {member: ROOMS[number % 3] for number, member in enumerate(MEMBERS)}
 BROKERS = {f"{ROOMS[number % 3]}@b{number:02d}": ROOMS[number % 3] for number in range(10)}
@@ -113,9 +113,13 @@ def _measure_overhead(roster: Roster) -> Iterator[Row]:
 
 
 def _compare_with_kafka(members: int, name: str, assignor: str) -> Iterator[Row]:
-    cells = [Case(members, *cell) for cell in product((5, 10, 50), (10, 100, 1000), CHANGES)]
-    cells = [work for work in cells if work.change != "leaves" or (name == "Sticky" and work.ratio == 10)]
-    spelled = [f"{work.members}:{work.topics}:{work.each}:{work.change}" for work in cells]
+    cells: list[Case] = []
+    spelled: list[str] = []
+    for ratio, topics, change in product((5, 10, 50), (10, 100, 1000), CHANGES):
+        if change != "leaves" or (name == "Sticky" and ratio == 10):
+            case = Case(members, ratio, topics, change)
+            cells.append(case)
+            spelled.append(f"{members}:{topics}:{case.each}:{change}")
     for work, peer in zip(cells, peers.kafka(assignor.lower(), spelled), strict=True):
         roster = work.roster(name)
         what = f"{name} / {assignor}, {work}"

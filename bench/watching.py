@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -139,7 +140,7 @@ class _WatchBenchmark:
         self.instance = instance
         self.rocketmq = rocketmq
         self.broker = rocketmq.brokers[0].name
-        self.names = [f"group-{number:04}" for number in range(GROUPS)]
+        self.names = list(map("group-{:04}".format, range(GROUPS)))
         self.groups: dict[Key, Group] = {}
         self.measures = OperatorMetrics(lambda: True, version="0.1.0")
 
@@ -181,30 +182,35 @@ class _WatchBenchmark:
 
     async def _prepare(self) -> None:
         say(f"making {GROUPS} topics of {QUEUES} queues, and as many groups.")
-        make = self.cluster.create_topic
-        await all_of(partial(make, name, self.broker, QUEUES) for name in self.names)
-        await all_of(partial(make, RETRY_TOPIC_PREFIX + name, self.broker, 1) for name in self.names)
-        await all_of(partial(self.cluster.update_group, name, self.broker) for name in self.names)
+        await all_of(self._create_group, self.names)
         await self.client.fetch_route(self.names[0])
         say("sending messages, and committing.")
         queues = (Queue(name, self.broker, number) for number in 2 * [*range(FULL)] for name in self.names)
-        await all_of(partial(self._send, queue) for queue in queues)
+        await all_of(self._send, queues)
         await self._commit(range(FULL - 1))
         for name in self.names:
             self.views.set_interest(("shop", name), TopicInterest(name, (name,), broadcasting=False))
-        await all_of(partial(self.views.poll_group, key) for key in self.views.interests)
+        await all_of(self.views.poll_group, self.views.interests)
         self.groups = {key: _build_group(*key, self.views, self.measures) for key in self.views.interests}
 
     async def _send(self, queue: Queue) -> None:
         request = requests.send("bench", queue.topic, b"it", {}, broker=queue.broker, queue_id=queue.id, born_ms=0)
         await self.client.call_or_raise(queue.broker, request)
 
+    async def _create_group(self, name: str) -> None:
+        await self.cluster.create_topic(name, self.broker, QUEUES)
+        await self.cluster.create_topic(RETRY_TOPIC_PREFIX + name, self.broker, 1)
+        await self.cluster.update_group(name, self.broker)
+
     async def _commit(self, numbers: Iterable[int]) -> None:
         """Commit queue by queue: a broker sometimes loses one of a group's first commits if several are concurrent."""
         for number in numbers:
             offset = 1 + number % 2 if number < FULL else 0
-            commits = (requests.commit(name, Queue(name, self.broker, number), offset) for name in self.names)
-            await all_of(partial(self.client.call_or_raise, self.broker, request) for request in commits)
+            await all_of(partial(self._commit_offset, number=number, offset=offset), self.names)
+
+    async def _commit_offset(self, name: str, number: int, offset: int) -> None:
+        request = requests.commit(name, Queue(name, self.broker, number), offset)
+        await self.client.call_or_raise(self.broker, request)
 
     # Lag.
 
@@ -232,7 +238,7 @@ class _WatchBenchmark:
         return samples
 
     def _queues_of(self, key: Key) -> list[Queue]:
-        return [queue for queues in self.groups[key].stored_assignment.shares.values() for queue in queues]
+        return list(chain.from_iterable(self.groups[key].stored_assignment.shares.values()))
 
     def _measure_mqadmin(self) -> Sample:
         """Return the seconds that `mqadmin` takes to print the progress of all groups, without its start-up."""
