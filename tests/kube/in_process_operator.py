@@ -1,7 +1,6 @@
 """The operator without a process of its own: its parts run in the test's event loop, so tests can inspect them."""
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -66,22 +65,11 @@ class RecordingApi(Api):
                 if path not in self.muted_watches:
                     yield event
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        params: Params | None = None,
-        content_type: str = "application/json",
-        limit_bytes: float = math.inf,
-    ) -> bytes:
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> bytes:
         self.fault(method, path)
         if method == "GET":
             self.reads.append(path)
-            return await super()._request(
-                method, path, body, params=params, content_type=content_type, limit_bytes=limit_bytes
-            )
+            return await super()._request(method, path, body, **options)
         self._on_write()
         write = f"{method} {path}"
         if late := self.delayed.get(write):
@@ -89,9 +77,9 @@ class RecordingApi(Api):
             await late.may_arrive.wait()
         if write in self.duplicated:
             self.duplicated.remove(write)
-            await super()._request(method, path, body, params=params, content_type=content_type)
+            await super()._request(method, path, body, **options)
         try:
-            response = await super()._request(method, path, body, params=params, content_type=content_type)
+            response = await super()._request(method, path, body, **options)
         except ApiError as error:
             self.rejected.append((write, error.status))
             raise

@@ -35,7 +35,6 @@ class PodSessions:
         self._port_forward: PortForward | None = None
         self._session: RenewedSession | None = None
         self._connected_pod = ""
-        self._open_responses: set[aiohttp.ClientResponse] = set()
         self._connect_lock = asyncio.Lock()  # requests of `rota page` arrive concurrently
 
     async def __aenter__(self) -> Self:
@@ -69,23 +68,14 @@ class PodSessions:
         )
         sent = {**headers, **(self._login.headers if is_secure else {})}
         try:
-            async with (
-                renewed_session.use() as session,
-                session.get(url, headers=sent, allow_redirects=False) as response,
-            ):
-                self._open_responses.add(response)
-                try:
-                    yield response
-                finally:
-                    self._open_responses.discard(response)
+            async with renewed_session.request("GET", url, headers=sent, allow_redirects=False) as (_, response):
+                yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:  # or it was closed
             problem = forward.problem or describe_failure(error)
             raise NoConnectionError(describe_forward_failure(problem, self._namespace, pod)) from None
 
     async def _connect(self, pod: str) -> tuple[PortForward, RenewedSession]:
         if self._port_forward is None or self._session is None or self._connected_pod != pod:
-            for response in self._open_responses:  # a stream of events, which its reader would await for ever otherwise
-                response.close()
             await self._exit_stack.aclose()
             connection = forward_port(self._api, self._namespace, pod, OPERATOR_PORT)
             self._port_forward = await self._exit_stack.enter_async_context(connection)

@@ -8,8 +8,8 @@ import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
 import aiohttp
@@ -93,13 +93,12 @@ class _ListMetadata(msgspec.Struct, rename="camel"):
     next: str = msgspec.field(name="continue", default="")
 
 
-class _ObjectList(msgspec.Struct):
-    metadata: _ListMetadata
-    items: list[msgspec.Raw] = []
-
-
 class _VersionedObject(msgspec.Struct):
     metadata: _ListMetadata
+
+
+class _ObjectList(_VersionedObject):
+    items: list[msgspec.Raw] = []
 
 
 class _WatchEvent(msgspec.Struct):
@@ -135,22 +134,20 @@ class Api:
         """Return self; connections are opened by the first requests."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close all connections."""
         await self._connections.close()
 
-    async def get(self, path: str, kind: type[T], params: Params | None = None) -> T:
+    async def get(self, path: str, kind: type[T]) -> T:
         """Read an object."""
-        return _decode(await self._request("GET", path, params=params), kind)
+        return _decode(await self._request("GET", path), kind)
 
     async def read_through_proxy(self, path: str, params: Params, limit_bytes: int) -> tuple[int, bytes]:
         """Return the status and body of a pod's response through the API server's proxy.
 
         The pod is trusted less than the server, so the size of its response is limited.
         """
-        return await self._send("GET", path, None, params=params, limit_bytes=limit_bytes)
+        return await self._send("GET", path, params=params, limit_bytes=limit_bytes)
 
     @asynccontextmanager
     async def websocket(
@@ -172,14 +169,12 @@ class Api:
 
         Tenants can fill objects up to 1.5 MiB, so the bytes of a page are limited, too.
         """
+        query = {**(params or {})}
         count = MAX_PAGE_OBJECTS
-        start = ""
         while True:
-            query = {**(params or {}), "limit": str(count)}
-            if start:
-                query["continue"] = start
+            query["limit"] = str(count)
+            limit_bytes = MAX_PAGE_BYTES if count > 1 else MAX_OBJECT_BYTES
             try:
-                limit_bytes = MAX_PAGE_BYTES if count > 1 else MAX_OBJECT_BYTES
                 text = await self._request("GET", path, params=query, limit_bytes=limit_bytes)
             except _TooLongError:
                 if count == 1:
@@ -190,7 +185,7 @@ class Api:
             yield Page([_decode(item, kind) for item in page.items], page.metadata.resource_version)
             if not page.metadata.next:
                 return
-            start = page.metadata.next
+            query["continue"] = page.metadata.next
             # By the size of the objects so far, the next page takes half of its limit.
             count = min(MAX_PAGE_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
 
@@ -232,9 +227,9 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise NoResponseError(f"The watch of {path} failed: {describe_failure(error)}") from None
 
-    async def create(self, path: str, body: Mapping[str, Any], kind: type[T], params: Params | None = None) -> T:
+    async def create(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         """Post an object to its collection."""
-        return _decode(await self._request("POST", path, body, params=params), kind)
+        return _decode(await self._request("POST", path, body), kind)
 
     async def replace(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         """Replace an object; it must still have the version in the body."""
@@ -247,16 +242,15 @@ class Api:
     async def apply(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
         """Apply an object server-side; fields of other managers are kept unless the body sets them."""
         params = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        return _decode(
-            await self._request("PATCH", path, body, params=params, content_type="application/apply-patch+yaml"), kind
-        )
+        content_type = "application/apply-patch+yaml"
+        return _decode(await self._request("PATCH", path, body, params=params, content_type=content_type), kind)
 
     async def delete(self, path: str, uid: str) -> None:
         """Delete the object with this uid; an object that was recreated under its name stays."""
         await self._request("DELETE", path, {"preconditions": {"uid": uid}})
 
     async def _send_once(
-        self, method: str, path: str, *, limit_bytes: float, **options: Any
+        self, method: str, path: str, limit_bytes: float, **options: Any
     ) -> tuple[aiohttp.ClientResponse, bytes]:
         """Send one request. A redirect is not followed: the request carries credentials for this server alone."""
         async with self._connections.request(method, self._server + path, allow_redirects=False, **options) as response:
@@ -266,19 +260,9 @@ class Api:
             except BodyTooLargeError as error:
                 raise _TooLongError(f"The response to {method} {path} is too large: {error}") from error
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        params: Params | None = None,
-        content_type: str = "application/json",
-        limit_bytes: float = math.inf,
-    ) -> bytes:
-        status, text = await self._send(
-            method, path, body, params=params, content_type=content_type, limit_bytes=limit_bytes
-        )
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> bytes:
+        """Return the body of the response. Raise ApiError if it is an error, NoResponseError without a response."""
+        status, text = await self._send(method, path, body, **options)
         if status >= HTTPStatus.BAD_REQUEST:
             raise _decode_error(status, text)
         return text
@@ -287,25 +271,36 @@ class Api:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: Mapping[str, Any] | None = None,
         *,
-        params: Params | None,
+        params: Params | None = None,
         content_type: str = "application/json",
         limit_bytes: float = math.inf,
     ) -> tuple[int, bytes]:
+        """Send a request, and once more if the server is busy; return the status and body of the response."""
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": content_type}
-        request: dict[str, Any] = {"data": data, "params": params, "headers": headers, "limit_bytes": limit_bytes}
+        send = partial(self._send_once, method, path, limit_bytes, data=data, params=params, headers=headers)
         try:
             async with self._slots:
-                response, text = await self._send_once(method, path, **request)
+                response, text = await send()
                 if response.status == HTTPStatus.TOO_MANY_REQUESTS:  # retry once: later, the request may be outdated
                     await asyncio.sleep(_retry_after_seconds(response))
-                    response, text = await self._send_once(method, path, **request)
+                    response, text = await send()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             cause = describe_failure(error)
             raise NoResponseError(f"The API server did not respond to {method} {path}: {cause}") from None
         return response.status, text
+
+
+async def read_if_exists(api: Api, path: str, kind: type[T]) -> T | None:
+    """Read an object; return None if it does not exist."""
+    try:
+        return await api.get(path, kind)
+    except ApiError as error:
+        if error.is_not_found:
+            return None
+        raise
 
 
 def _check_not_redirected(method: str, path: str, response: aiohttp.ClientResponse) -> None:

@@ -13,8 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
+from rota.aio import loop_time
 from rota.kube.client.api import Api, ApiError, NoResponseError, Params
-from rota.kube.client.objects import Metadata, part_to_cache
+from rota.kube.client.objects import Metadata, ObjectKey, part_to_cache
 from rota.kube.client.paths import collection_path
 
 MIN_RETRY_SECONDS = 0.2
@@ -62,22 +63,27 @@ class Informer(Generic[T]):
         self._on_upsert = on_upsert
         self._on_delete = on_delete
         self._expected = expected
-        self._cache: dict[tuple[str, str], T] = {}
+        self._cache: dict[ObjectKey, T] = {}
         self._resource_version = ""  # at which a watch resumes; empty: list first
         self.is_forbidden = False  # whether the operator may not list it
         self.listed = asyncio.Event()  # set when all objects of the first list have been handled
-        self.last_message_at = asyncio.get_running_loop().time()  # time of the server's last message
+        self.last_message_at = loop_time()  # time of the server's last message
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the server's last message."""
+        return loop_time() - self.last_message_at
 
     async def run(self) -> None:
         """List and watch until cancelled."""
         pause = MIN_RETRY_SECONDS
         while True:
             previous_message_at = self.last_message_at
-            failed = True
+            has_failed = True
             try:
                 self._resource_version = self._resource_version or await self.relist()
                 await self._watch()
-                failed = False
+                has_failed = False
             except ApiError as error:
                 if not error.is_expired:
                     _log.warning("The watch of %s failed: %s", self.path, error)
@@ -89,17 +95,17 @@ class Informer(Generic[T]):
                 self._resource_version = ""
             is_silent = self.last_message_at == previous_message_at
             pause = min(2 * pause, MAX_RETRY_SECONDS) if is_silent else MIN_RETRY_SECONDS
-            if failed or is_silent:
+            if has_failed or is_silent:
                 await asyncio.sleep(pause)
 
     async def relist(self) -> str:
         """List the collection and report deletions; return the version from which to watch."""
-        listed_keys: set[tuple[str, str]] = set()
+        listed_keys: set[ObjectKey] = set()
         version = ""
         try:
             async with aclosing(self._api.pages(self.path, self._kind, self._params)) as pages:
                 async for page in pages:
-                    self._note_message()
+                    self.last_message_at = loop_time()
                     version = page.version
                     for item in page.objects:
                         listed_keys.add(item.metadata.key)
@@ -112,22 +118,22 @@ class Informer(Generic[T]):
         self.listed.set()
         return version
 
-    def _report_missing(self, listed_keys: Container[tuple[str, str]], version: str) -> None:
+    def _report_missing(self, listed_keys: Container[ObjectKey], version: str) -> None:
         """Report the known and the expected objects that are missing in a list as deleted."""
         for key, cached in list(self._cache.items()):
             if key not in listed_keys:
                 self._delete(_with_list_version(cached, version))
         for item in list(self._expected()):
-            if item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}:
-                continue
+            is_listed_here = self.namespace in {"", item.metadata.namespace}
             deleted = _with_list_version(item, version)
-            if item.metadata.version_number <= deleted.metadata.version_number:  # otherwise it was written later
+            was_written_later = item.metadata.version_number > deleted.metadata.version_number
+            if is_listed_here and item.metadata.key not in listed_keys and not was_written_later:
                 self._delete(deleted)
 
     async def _watch(self) -> None:
         async with aclosing(self._api.watch(self.path, self._kind, self._resource_version, self._params)) as events:
             async for event_type, item, version in events:
-                self._note_message()
+                self.last_message_at = loop_time()
                 self._resource_version = version
                 if item is None:
                     continue
@@ -154,9 +160,6 @@ class Informer(Generic[T]):
         except Exception:  # noqa: BLE001 - concerns one object
             _log.exception("The event handler of %s failed for %s/%s", self.path, *item.metadata.key)
 
-    def _note_message(self) -> None:
-        self.last_message_at = asyncio.get_running_loop().time()
-
 
 def _with_list_version(item: T, version: str) -> T:
     """Return an object that is missing in a list, with the version of that list.
@@ -169,5 +172,5 @@ def _with_list_version(item: T, version: str) -> T:
 
 def without_forbidden_namespaces(informers: Sequence[Informer[Any]]) -> list[Informer[Any]]:
     """Leave out namespaces that are deleted or forbidden, unless all are."""
-    refused = {informer.namespace for informer in informers if informer.is_forbidden}
-    return [informer for informer in informers if informer.namespace not in refused] or [*informers]
+    forbidden = {informer.namespace for informer in informers if informer.is_forbidden}
+    return [informer for informer in informers if informer.namespace not in forbidden] or [*informers]

@@ -15,6 +15,7 @@ from typing import Any
 import kopf
 import msgspec
 
+from rota.aio import loop_time
 from rota.kube.client.login.session import Login
 from rota.kube.client.objects import CustomResource
 from rota.kube.client.paths import GROUPS, POLICIES
@@ -47,9 +48,8 @@ def _session_opener(login: Login) -> Callable[..., Any]:
     async def open_session(**_: Any) -> kopf.AiohttpSession:
         """Open a session for kopf, which closes it after a 401 and asks for another."""
         nonlocal opened_at
-        now = asyncio.get_running_loop().time()
-        await asyncio.sleep(max(0.0, opened_at + REOPEN_SECONDS - now))  # the first session is opened at once
-        opened_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(max(0.0, opened_at + REOPEN_SECONDS - loop_time()))  # the first session is opened at once
+        opened_at = loop_time()
         return kopf.AiohttpSession(server=login.server, aiohttp_session=login.open_session())
 
     return open_session
@@ -57,8 +57,8 @@ def _session_opener(login: Login) -> Callable[..., Any]:
 
 def _event_handler(on_upsert: ResourceHandler, on_delete: ResourceHandler) -> Callable[..., Any]:
     async def handle(event: Mapping[str, Any], **_: Any) -> None:
-        custom = msgspec.convert(dict(event["object"]), CustomResource)
-        (on_delete if event["type"] == "DELETED" else on_upsert)(custom)
+        handler = on_delete if event["type"] == "DELETED" else on_upsert
+        handler(msgspec.convert(dict(event["object"]), CustomResource))
 
     return handle
 
@@ -84,11 +84,10 @@ async def _end_tasks(root_tasks: Collection[Task]) -> None:
     A watch that is being opened swallows its cancellation if its pause-waiter is cancelled too, opens another one, and
     waits for a login that kopf does not provide any more. So pause-waiters are cancelled after all other tasks.
     """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + SHUTDOWN_SECONDS
+    deadline = loop_time() + SHUTDOWN_SECONDS
     while tasks := [task for task in asyncio.all_tasks() if task in root_tasks or _is_kopf_task(task)]:
-        if loop.time() > deadline:
-            names = ", ".join(sorted(task.get_name() for task in tasks))
+        if loop_time() > deadline:
+            names = ", ".join(sorted(map(asyncio.Task.get_name, tasks)))
             _log.error("kopf tasks did not stop within %.0f s: %s", SHUTDOWN_SECONDS, names)
             return
         other_tasks = [task for task in tasks if not task.get_name().startswith("pause-waiter")]

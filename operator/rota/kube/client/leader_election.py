@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from rota.kube.client.api import Api, ApiError, NoResponseError
+from rota.aio import loop_time
+from rota.kube.client.api import Api, ApiError, NoResponseError, read_if_exists
 from rota.kube.client.objects import Metadata, PartialObjectMetadata
 from rota.kube.client.paths import collection_path, object_path
 from rota.spec.names import is_dns_subdomain
@@ -70,8 +71,8 @@ class LeaderElector:
         self._collection = collection_path("leases", namespace)
         self._path = object_path("leases", namespace, name)
         self._name = name
-        self._observed_renewal: tuple[str | None, str | None] = (None, None)  # holder and renew time
-        self._observed_at = 0.0  # when these last changed, by this machine's clock: clocks differ
+        self._observed_renewal: tuple[str | None, str | None] = (None, None)  # holder and renew time of the Lease
+        self._observed_at = 0.0  # when the pair last changed, by this machine's clock: clocks differ
         self._expires_at = math.inf  # when another holder's Lease expires unless renewed
         self._leads_until = 0.0  # end of this candidate's leadership unless renewed
         self._was_refused = False  # whether the last request was refused: then an early retry is useless
@@ -94,24 +95,21 @@ class LeaderElector:
     def _pause_seconds(self) -> float:
         """Seconds until the next attempt; a leader makes its last one before its leadership ends."""
         if self.is_leading:
-            return min(RENEW_INTERVAL_SECONDS, max(self._leads_until - self._now, 0.0))
+            return min(RENEW_INTERVAL_SECONDS, max(self._leads_until - loop_time(), 0.0))
         if self._was_refused:
             return RENEW_INTERVAL_SECONDS
-        return min(RETRY_PERIOD_SECONDS, max(self._expires_at - self._now, 0.1))
+        return min(RETRY_PERIOD_SECONDS, max(self._expires_at - loop_time(), 0.1))
 
     @property
     def holder_annotations(self) -> Mapping[str, str]:
         """The annotations of the Lease, while another candidate holds it; none once it should have been renewed."""
-        return self._holder_annotations if self._now < self._expires_at else {}
-
-    @property
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._holder_annotations if loop_time() < self._expires_at else {}
 
     async def _try_acquire(self) -> None:
-        started_at = self._now
+        """Renew or acquire the Lease. Without a response, a leader goes on leading until its leadership ends."""
+        started_at = loop_time()
         timeout = RENEW_DEADLINE_SECONDS / 2
-        if self.is_leading:  # it ends before another candidate may acquire the Lease
+        if self.is_leading:  # the request ends before another candidate may acquire the Lease
             timeout = min(timeout, self._leads_until - started_at)
         try:
             async with asyncio.timeout(timeout):
@@ -119,7 +117,7 @@ class LeaderElector:
         except (ApiError, NoResponseError, TimeoutError) as error:
             self._was_refused = isinstance(error, ApiError)
             self._log_problem(str(error) or "the API server did not respond in time")
-            if self.is_leading and self._now >= self._leads_until:
+            if self.is_leading and loop_time() >= self._leads_until:
                 self._set_leading(is_leading=False)
             return
         self._was_refused = False
@@ -130,34 +128,39 @@ class LeaderElector:
 
     def _log_problem(self, problem: str) -> None:
         """Log a problem; if it persists, only once in a while."""
-        if problem != self._logged_problem or self._now - self._logged_at >= REPEAT_LOG_SECONDS:
+        if problem != self._logged_problem or loop_time() - self._logged_at >= REPEAT_LOG_SECONDS:
             self._logged_problem = problem
-            self._logged_at = self._now
+            self._logged_at = loop_time()
             _log.warning("The Lease %s could not be renewed: %s", self._path, problem)
 
     async def _acquire(self) -> bool:
         """Renew the own Lease, or acquire a free one; return whether this candidate holds it."""
-        lease = await self._read_lease()
+        lease = await read_if_exists(self._api, self._path, Lease)
         if lease is None:
-            return await self._write_lease(None, LeaseSpec())
-        spec = lease.spec
-        if spec.holder_identity != self._identity:
-            if self._observed_renewal != (spec.holder_identity, spec.renew_time):
-                self._observed_renewal = (spec.holder_identity, spec.renew_time)
-                self._observed_at = self._now
-            self._expires_at = self._observed_at + (spec.lease_duration_seconds or LEASE_DURATION_SECONDS)
-            if spec.holder_identity and self._now < self._expires_at and not await self._holder_has_ended(lease):
-                self._holder_annotations = lease.metadata.annotations
-                return False
+            return await self._write_lease(None)
+        if lease.spec.holder_identity != self._identity and await self._is_held_by_another(lease):
+            self._holder_annotations = lease.metadata.annotations
+            return False
         self._holder_annotations = {}
         self._expires_at = math.inf
-        return await self._write_lease(lease, spec)
+        return await self._write_lease(lease)
+
+    async def _is_held_by_another(self, lease: Lease) -> bool:
+        """Whether a Lease that is not this candidate's has a holder, has not expired, and its holder's pod exists."""
+        renewal = lease.spec.holder_identity, lease.spec.renew_time
+        if self._observed_renewal != renewal:
+            self._observed_renewal = renewal
+            self._observed_at = loop_time()
+        self._expires_at = self._observed_at + (lease.spec.lease_duration_seconds or LEASE_DURATION_SECONDS)
+        if not lease.spec.holder_identity or loop_time() >= self._expires_at:
+            return False
+        return not await self._holder_has_ended(lease)
 
     async def _holder_has_ended(self, lease: Lease) -> bool:
-        """Whether the holder's pod no longer exists; False if the API server does not say."""
+        """Whether the holder's pod no longer exists; False if the holder names no pod, or the answer is not known."""
         uid = lease.metadata.annotations.get(POD_UID_ANNOTATION)
         holder = lease.spec.holder_identity or ""
-        if not uid or not is_dns_subdomain(holder) or self._now - self._observed_at < CHECK_HOLDER_SECONDS:
+        if not uid or not is_dns_subdomain(holder) or loop_time() - self._observed_at < CHECK_HOLDER_SECONDS:
             return False
         try:
             pod = await self._api.get(object_path("pods", self._namespace, holder), PartialObjectMetadata)
@@ -169,17 +172,11 @@ class LeaderElector:
             _log.info("The Lease's holder %s (pod uid %s) no longer exists; acquiring the Lease", holder, uid)
         return has_ended
 
-    async def _read_lease(self) -> Lease | None:
-        try:
-            return await self._api.get(self._path, Lease)
-        except ApiError as error:
-            if error.is_not_found:
-                return None
-            raise
-
-    async def _write_lease(self, lease: Lease | None, spec: LeaseSpec) -> bool:
-        at = format_time(time.time(), "microseconds")
+    async def _write_lease(self, lease: Lease | None) -> bool:
+        """Make this candidate the holder; return False if another candidate has written the Lease meanwhile."""
+        spec = lease.spec if lease else LeaseSpec()
         is_ours = spec.holder_identity == self._identity
+        at = format_time(time.time(), "microseconds")
         body: dict[str, Any] = {
             "metadata": {"name": self._name, "annotations": {**self._annotations()}},
             "spec": {
@@ -197,7 +194,7 @@ class LeaderElector:
                 body["metadata"]["resourceVersion"] = lease.metadata.resource_version
                 await self._api.replace(self._path, body, Lease)
         except ApiError as error:
-            if error.is_conflict:  # another candidate was quicker
+            if error.is_conflict:
                 return False
             raise
         return True
@@ -212,7 +209,7 @@ class LeaderElector:
         """Release the Lease, so that another candidate can lead at once."""
         try:
             async with asyncio.timeout(RENEW_DEADLINE_SECONDS):  # much other work at shutdown may slow this down
-                lease = await self._read_lease()
+                lease = await read_if_exists(self._api, self._path, Lease)
                 if lease and lease.spec.holder_identity == self._identity:
                     at = format_time(time.time(), "microseconds")
                     spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": at}

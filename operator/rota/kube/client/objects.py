@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Container, Mapping
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -10,7 +11,7 @@ from msgspec.structs import force_setattr, replace
 
 from rota.documents import GZIP_KEY, PLAIN_KEY
 from rota.kube.client.deployment_status import DeploymentStatus, RolloutState
-from rota.kube.client.pod_status import SIDECAR_CONTAINER, PodStatus, trim_status
+from rota.kube.client.pod_status import PodStatus, sidecars_in, trim_status
 from rota.model import Poke
 
 GROUP_LABEL = "rota.dev/group"
@@ -33,6 +34,8 @@ ObjectKey = tuple[str, str]  # of an object: its namespace and name
 
 _ASSIGNMENT_SUFFIX = "-rota"  # suffix of the name of an assignment's ConfigMap
 
+T = TypeVar("T")
+
 
 def assignment_name(group: str) -> str:
     """Return the name of the ConfigMap with a group's assignment."""
@@ -45,7 +48,7 @@ def key_secret_name(group: str) -> str:
 
 
 class OwnerReference(Struct, frozen=True, rename="camel"):
-    """An owner reference."""
+    """The uid of an owner, and whether the owner controls the object."""
 
     uid: str
     controller: bool = False
@@ -66,7 +69,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
     owner_references: list[OwnerReference] = []
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> ObjectKey:
         """Its namespace and name."""
         return self.namespace, self.name
 
@@ -76,13 +79,13 @@ class Metadata(Struct, frozen=True, rename="camel"):
         return int(self.resource_version) if self.resource_version.isdecimal() else 0
 
     @property
-    def group_key(self) -> tuple[str, str]:
+    def group_key(self) -> ObjectKey:
         """The namespace and name of the group in its label."""
         return self.namespace, self.labels.get(GROUP_LABEL, "")
 
     def is_owned_by(self, uid: str) -> bool:
         """Whether the object with this uid controls it."""
-        return any(owner.controller and owner.uid == uid for owner in self.owner_references)
+        return OwnerReference(uid, controller=True) in self.owner_references
 
 
 def _trim_metadata(metadata: Metadata, annotations: Container[str]) -> Metadata:
@@ -92,15 +95,18 @@ def _trim_metadata(metadata: Metadata, annotations: Container[str]) -> Metadata:
     """
     labels = metadata.labels
     if len(labels) > MAX_LABELS:
-        own = {key: value for key, value in labels.items() if key == GROUP_LABEL}
-        labels = own | dict([*labels.items()][:MAX_LABELS])
+        labels = _keep_keys(labels, {GROUP_LABEL}) | dict([*labels.items()][:MAX_LABELS])
     owners = metadata.owner_references
     return replace(
         metadata,
         labels=labels,
-        annotations={key: value for key, value in metadata.annotations.items() if key in annotations},
+        annotations=_keep_keys(metadata.annotations, annotations),
         owner_references=[owner for owner in owners if owner.controller] or owners[:1],
     )
+
+
+def _keep_keys(values: Mapping[str, T], keys: Container[str]) -> dict[str, T]:
+    return {key: value for key, value in values.items() if key in keys}
 
 
 class PartialObjectMetadata(Struct, frozen=True):
@@ -141,26 +147,34 @@ class _PodSpec(Struct, frozen=True, rename="camel"):
     init_containers: list[_Container] = []
     volumes: list[_Volume] = []
 
+    @property
+    def mounts(self) -> list[_Mount]:
+        """The mounts of all containers: of the sidecar alone, once the spec is trimmed."""
+        containers = [*self.init_containers, *self.containers]
+        return [*chain.from_iterable(container.volume_mounts for container in containers)]
+
+    def volumes_mounted_at(self, path: str) -> set[str]:
+        """Return the names of the volumes that are mounted at a path."""
+        return {mount.name for mount in self.mounts if mount.mount_path == path}
+
 
 _POD_ANNOTATIONS = frozenset({POKE_ANNOTATION, KEY_FINGERPRINT_ANNOTATION, DELETION_COST_ANNOTATION})
 
 
 def _trim_pod_spec(spec: _PodSpec) -> _PodSpec:
     """Return the part of a pod's spec that concerns the sidecar and its ConfigMap."""
-    init_containers = [
-        _trim_container(container) for container in spec.init_containers if container.name == SIDECAR_CONTAINER
-    ]
-    containers = [_trim_container(container) for container in spec.containers if container.name == SIDECAR_CONTAINER]
-    mounted = {mount.name for container in [*init_containers, *containers] for mount in container.volume_mounts}
-    volumes = [volume for volume in spec.volumes if volume.name in mounted]
-    return replace(spec, init_containers=init_containers, containers=containers, volumes=volumes)
+    init_containers = [*map(_trim_container, sidecars_in(spec.init_containers))]
+    containers = [*map(_trim_container, sidecars_in(spec.containers))]
+    trimmed = replace(spec, init_containers=init_containers, containers=containers)
+    mounted = {mount.name for mount in trimmed.mounts}
+    return replace(trimmed, volumes=[volume for volume in spec.volumes if volume.name in mounted])
 
 
 def _trim_container(sidecar: _Container) -> _Container:
+    """Return the container of a sidecar with Rota's mounts, and no port but the control port."""
     mounts = [mount for mount in sidecar.volume_mounts if mount.mount_path in {ASSIGNMENT_MOUNT_PATH, KEY_MOUNT_PATH}]
-    return replace(
-        sidecar, volume_mounts=mounts, ports=[port for port in sidecar.ports if port.name == CONTROL_PORT_NAME]
-    )
+    control_ports = [port for port in sidecar.ports if port.name == CONTROL_PORT_NAME]
+    return replace(sidecar, volume_mounts=mounts, ports=control_ports)
 
 
 class Pod(Struct, frozen=True):
@@ -177,44 +191,30 @@ class Pod(Struct, frozen=True):
         force_setattr(self, "status", trim_status(self.status))
 
     @property
-    def _sidecar_containers(self) -> list[_Container]:
-        return [*self.spec.init_containers, *self.spec.containers]
-
-    @property
     def control_port(self) -> int:
         """The port at which the sidecar takes requests for reports and drains.
 
         With hostNetwork, a port in the spec does not count: a tenant could name any port of the node.
         """
-        control_ports = [
-            port.container_port
-            for sidecar in self._sidecar_containers
-            for port in sidecar.ports
-            if port.name == CONTROL_PORT_NAME
-        ]
-        if control_ports and not self.spec.host_network:
-            return control_ports[0]
+        for sidecar in (*self.spec.init_containers, *self.spec.containers):
+            if sidecar.ports and not self.spec.host_network:
+                return sidecar.ports[0].container_port
         return CONTROL_PORT if self.has_key else REPORT_PORT
 
     @property
     def has_key(self) -> bool:
         """Whether the sidecar mounts the group's key: then a report that is not signed with it proves nothing."""
-        return any(
-            mount.mount_path == KEY_MOUNT_PATH
-            for sidecar in self._sidecar_containers
-            for mount in sidecar.volume_mounts
-        )
+        return bool(self.spec.volumes_mounted_at(KEY_MOUNT_PATH))
 
     @property
     def mounted_group(self) -> str:
         """The group of the assignment that the sidecar mounts; the label may differ. Empty without a sidecar."""
-        mounts = [mount for sidecar in self._sidecar_containers for mount in sidecar.volume_mounts]
-        volume_names = {mount.name for mount in mounts if mount.mount_path == ASSIGNMENT_MOUNT_PATH}
-        config_map_names = [volume.config_map.name for volume in self.spec.volumes if volume.name in volume_names]
-        return next(
-            (name.removesuffix(_ASSIGNMENT_SUFFIX) for name in config_map_names if name.endswith(_ASSIGNMENT_SUFFIX)),
-            "",
-        )
+        volume_names = self.spec.volumes_mounted_at(ASSIGNMENT_MOUNT_PATH)
+        for volume in self.spec.volumes:
+            config_map_name = volume.config_map.name
+            if volume.name in volume_names and config_map_name.endswith(_ASSIGNMENT_SUFFIX):
+                return config_map_name.removesuffix(_ASSIGNMENT_SUFFIX)
+        return ""
 
     @property
     def labelled_group(self) -> str:
@@ -229,7 +229,7 @@ class Pod(Struct, frozen=True):
     @property
     def ready(self) -> bool:
         """Whether the pod's condition Ready is true."""
-        return any(condition.type == "Ready" and condition.status == "True" for condition in self.status.conditions)
+        return any(condition.is_ready for condition in self.status.conditions)
 
     @property
     def obstacle(self) -> str:
@@ -249,8 +249,8 @@ class Pod(Struct, frozen=True):
     @property
     def stopped(self) -> bool:
         """Whether its sidecar has stopped for good."""
-        terminated = any(container.state.terminated is not None for container in self.status.sidecar_statuses)
-        return self.ended or (self.terminating and terminated)
+        has_terminated = any(container.state.terminated is not None for container in self.status.sidecar_statuses)
+        return self.ended or (self.terminating and has_terminated)
 
     @property
     def may_run(self) -> bool:
@@ -260,16 +260,9 @@ class Pod(Struct, frozen=True):
     @property
     def planning_fields(self) -> tuple[object, ...]:
         """The fields that can change a plan, such as readiness: a pod that differs in others needs no reconcile."""
-        state = self.started, self.ready, self.terminating, self.ended, self.obstacle
-        return (
-            self.metadata.uid,
-            *state,
-            self.status.process_ended_at,
-            self.poke,
-            self.deletion_cost,
-            self.status.pod_ip,
-            self.labelled_group,
-        )
+        state = self.started, self.ready, self.terminating, self.ended, self.obstacle, self.status.process_ended_at
+        identity = self.metadata.uid, self.status.pod_ip, self.labelled_group
+        return *identity, *state, self.poke, self.deletion_cost
 
     @property
     def poke(self) -> Poke:
@@ -298,9 +291,8 @@ class ConfigMap(Struct, frozen=True, rename="camel", weakref=True):
     def __post_init__(self) -> None:
         """Drop unused fields, to save memory."""
         force_setattr(self, "metadata", _trim_metadata(self.metadata, ()))
-        force_setattr(self, "data", {key: self.data[key] for key in (PLAIN_KEY, SETTINGS_KEY) if key in self.data})
-        packed = self.binary_data.get(GZIP_KEY)
-        force_setattr(self, "binary_data", {} if packed is None else {GZIP_KEY: packed})
+        force_setattr(self, "data", _keep_keys(self.data, {PLAIN_KEY, SETTINGS_KEY}))
+        force_setattr(self, "binary_data", _keep_keys(self.binary_data, {GZIP_KEY}))
 
     @property
     def size_bytes(self) -> int:
@@ -318,9 +310,8 @@ class Deployment(Struct, frozen=True):
     def __post_init__(self) -> None:
         """Drop unused fields; without the copy, `spec` would keep the whole response in memory."""
         force_setattr(self, "metadata", _trim_metadata(self.metadata, {TEMPLATE_DIGEST_ANNOTATION}))
-        force_setattr(
-            self, "spec", self.spec.copy() if len(bytes(self.spec)) <= MAX_DEPLOYMENT_BYTES else msgspec.Raw(b"")
-        )
+        is_too_large = len(bytes(self.spec)) > MAX_DEPLOYMENT_BYTES
+        force_setattr(self, "spec", msgspec.Raw(b"") if is_too_large else self.spec.copy())
 
     @property
     def is_too_large(self) -> bool:
@@ -330,13 +321,12 @@ class Deployment(Struct, frozen=True):
     @property
     def rollout(self) -> RolloutState:
         """The state of its rollout. Pods that fail after a complete rollout do not begin another one."""
-        status = self.status
-        reason = self.status.progressing.reason
-        if status.observed_generation < self.metadata.generation:
+        if self.status.observed_generation < self.metadata.generation:
             return RolloutState.UNDER_WAY
+        reason = self.status.progressing.reason
         if reason == "ProgressDeadlineExceeded":
             return RolloutState.FAILED
-        has_old_pods = status.replicas > status.updated_replicas
+        has_old_pods = self.status.replicas > self.status.updated_replicas
         return RolloutState.UNDER_WAY if has_old_pods or reason != "NewReplicaSetAvailable" else RolloutState.COMPLETE
 
 

@@ -1,7 +1,7 @@
 """Pod status, reduced to the fields that concern the sidecar."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -13,6 +13,14 @@ SIDECAR_CONTAINER = "rota-sidecar"
 MAX_OBSTACLE_CHARACTERS = 200
 
 _NORMAL_WAITING_REASONS = {"", "ContainerCreating", "PodInitializing"}  # every container has them while it starts
+
+
+ContainerT = TypeVar("ContainerT", bound=Any)  # an entry with a name, of a pod's spec or of its status
+
+
+def sidecars_in(containers: Iterable[ContainerT]) -> list[ContainerT]:
+    """Return the sidecar's entries of a pod's containers, or of their statuses."""
+    return [container for container in containers if container.name == SIDECAR_CONTAINER]
 
 
 class _Waiting(Struct, frozen=True):
@@ -31,6 +39,11 @@ class _ContainerState(Struct, frozen=True):
     @property
     def has_run(self) -> bool:
         return self.running is not None or self.terminated is not None
+
+    @property
+    def ended_at(self) -> float:
+        """When the container's process ended, in seconds since 1970; 0: it has not, or the time is not known."""
+        return parse_time(self.terminated.finished_at) or 0.0 if self.terminated else 0.0
 
 
 class _ContainerStatus(Struct, frozen=True, rename="camel"):
@@ -54,15 +67,15 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
         return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
 
 
-def _sidecars(containers: list[_ContainerStatus]) -> list[_ContainerStatus]:
-    return [container for container in containers if container.name == SIDECAR_CONTAINER]
-
-
 class _Condition(Struct, frozen=True):
     type: str
     status: str
     reason: str = ""
     message: str = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.type == "Ready" and self.status == "True"
 
     @property
     def obstacle(self) -> str:
@@ -84,15 +97,15 @@ class PodStatus(Struct, frozen=True, rename="camel"):
     @property
     def sidecar_statuses(self) -> list[_ContainerStatus]:
         """The status of the sidecar's container, in either list of containers."""
-        return _sidecars([*self.init_container_statuses, *self.container_statuses])
+        return sidecars_in([*self.init_container_statuses, *self.container_statuses])
 
     @property
     def process_ended_at(self) -> float:
         """When a process of the sidecar ended last, in seconds since 1970 by its node's clock; 0: none has."""
-        states = [state for status in self.sidecar_statuses for state in (status.state, status.last_state)]
-        return max(
-            (parse_time(state.terminated.finished_at) or 0.0 for state in states if state.terminated), default=0.0
-        )
+        ended_at = 0.0
+        for sidecar in self.sidecar_statuses:
+            ended_at = max(ended_at, sidecar.state.ended_at, sidecar.last_state.ended_at)
+        return ended_at
 
 
 def trim_status(status: PodStatus) -> PodStatus:
@@ -100,8 +113,8 @@ def trim_status(status: PodStatus) -> PodStatus:
     return replace(
         status,
         conditions=[replace(condition, message="") for condition in status.conditions if condition.type == "Ready"],
-        init_container_statuses=_sidecars(status.init_container_statuses),
-        container_statuses=_sidecars(status.container_statuses),
+        init_container_statuses=sidecars_in(status.init_container_statuses),
+        container_statuses=sidecars_in(status.container_statuses),
         obstacle=_find_obstacle(status),
     )
 
@@ -109,6 +122,6 @@ def trim_status(status: PodStatus) -> PodStatus:
 def _find_obstacle(status: PodStatus) -> str:
     if status.obstacle:  # a status that was trimmed before: the fields with its obstacle are gone
         return status.obstacle
-    obstacles = [condition.obstacle for condition in status.conditions]
-    obstacles += [container.obstacle for container in (*status.init_container_statuses, *status.container_statuses)]
-    return next(filter(None, obstacles), "")
+    containers = [*status.init_container_statuses, *status.container_statuses]
+    subjects: list[_Condition | _ContainerStatus] = [*status.conditions, *containers]
+    return next((subject.obstacle for subject in subjects if subject.obstacle), "")

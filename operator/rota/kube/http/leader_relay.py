@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from yarl import URL
 
+from rota.aio import loop_time
 from rota.http_server import AdmissionLimit, forward_response, release_connection
 
 PAGE_URL_ANNOTATION = "rota.dev/page-url"  # annotation of the Lease: the URL of its holder's page
@@ -56,7 +57,7 @@ _RESPONSE_HEADERS = (
 
 
 class LeaderPage(NamedTuple):
-    """The address of the leader's page."""
+    """The address of the leader's page, and how to recognise it."""
 
     url: URL
     certificate_digest: str  # its SHA-256 in hexadecimal; empty without TLS
@@ -82,16 +83,14 @@ def parse_leader_page(annotations: Mapping[str, str], own_address: str, *, has_t
         url = URL(annotations.get(PAGE_URL_ANNOTATION, ""))
     except ValueError:
         return None
+    if url.scheme != ("https" if has_tls else "http") or bool(_SHA256.fullmatch(certificate)) is not has_tls:
+        return None
     address = _parse_address(url.host or "")
     own = _parse_address(own_address)
     if address is None or own is None or address.is_loopback is not own.is_loopback:
         return None
-    if address.is_unspecified or address.is_link_local or address.is_multicast:
-        return None
-    has_right_scheme = url.scheme == ("https" if has_tls else "http")
-    if not has_right_scheme or bool(_SHA256.fullmatch(certificate)) is not has_tls:
-        return None
-    return LeaderPage(url.origin(), certificate)
+    is_one_machine = not (address.is_unspecified or address.is_link_local or address.is_multicast)
+    return LeaderPage(url.origin(), certificate) if is_one_machine else None
 
 
 class LeaderRelay:
@@ -137,12 +136,14 @@ class LeaderRelay:
         if not is_about_groups or RELAYED_HEADER in request.headers or not self._may_relay(request):
             return None
         leader = self._find_leader()
-        (failed, until) = self._failed_leader
-        return None if leader == failed and asyncio.get_running_loop().time() < until else leader
+        failed, retry_at = self._failed_leader
+        return None if leader == failed and loop_time() < retry_at else leader
 
     async def _request_leader(self, request: web.Request, leader: LeaderPage) -> aiohttp.ClientResponse | None:
         """Return the head of the leader's response; None if the leader fails, or its response cannot be relayed."""
-        headers = [(name, value) for name in _REQUEST_HEADERS for value in request.headers.getall(name, ())]
+        headers: list[tuple[str, str]] = []
+        for name in _REQUEST_HEADERS:
+            headers.extend((name, value) for value in request.headers.getall(name, ()))
         headers.append((RELAYED_HEADER, "1"))
         url = leader.url.join(URL(request.rel_url.raw_path_qs, encoded=True))
         trust = _fingerprint_of(leader.certificate_digest) if leader.certificate_digest else True
@@ -150,7 +151,7 @@ class LeaderRelay:
             async with asyncio.timeout(HEAD_SECONDS):
                 response = await self._session.get(url, headers=headers, ssl=trust, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError):
-            self._failed_leader = leader, asyncio.get_running_loop().time() + RETRY_SECONDS
+            self._failed_leader = leader, loop_time() + RETRY_SECONDS
             return None
         if response.content_type not in RELAYED_CONTENT_TYPES:
             response.close()

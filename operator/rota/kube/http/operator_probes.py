@@ -1,6 +1,5 @@
 """Liveness and readiness probes of the operator, and the route of its metrics."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -11,7 +10,7 @@ from aiohttp.typedefs import Middleware
 
 from rota.http_server import SharedResponse, listen
 from rota.kube.client.informer import Informer, without_forbidden_namespaces
-from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity, TlsContextSource
+from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity
 from rota.kube.telemetry.operator_metrics import GroupSource, OperatorMetrics
 from rota.metrics import MetricsFormat
 
@@ -23,19 +22,18 @@ MAX_WATCH_SILENCE_SECONDS = 180.0
 
 def watch_ages(informers: Sequence[Informer[Any]]) -> Mapping[str, float]:
     """Return the seconds since the last watch event of each kind; with one watch per namespace, the longest of them."""
-    now = asyncio.get_running_loop().time()
     ages: dict[str, float] = {}
     for informer in informers:
-        ages[informer.resource] = max(ages.get(informer.resource, 0.0), now - informer.last_message_at)
+        ages[informer.resource] = max(ages.get(informer.resource, 0.0), informer.silent_seconds)
     return ages
 
 
 def metrics_route(operator_metrics: OperatorMetrics, groups: GroupSource) -> web.RouteDef:
     """Return the route that Prometheus scrapes."""
-    responses = {
-        style: SharedResponse(partial(operator_metrics.render, groups, style), {"content-type": style.value})
-        for style in MetricsFormat
-    }
+    responses: dict[MetricsFormat, SharedResponse] = {}
+    for style in MetricsFormat:
+        render = partial(operator_metrics.render, groups, style)
+        responses[style] = SharedResponse(render, {"content-type": style.value})
 
     async def respond(request: web.Request) -> web.StreamResponse:
         return await responses[MetricsFormat.from_accept_header(request.headers.get("accept", ""))].respond(request)
@@ -78,7 +76,7 @@ class ProbeServer:
         async with AsyncExitStack() as serving:
             app = self._build_app(security)
             app.add_routes(self._extra_routes)
-            await _listen(serving, app, address, port, "--port", tls=security.tls, inner=inner)
+            await _listen(serving, app, address, port, "--port", get_tls_context=security.tls, middlewares=inner)
             if probe_port is not None:
                 await _listen(serving, self._build_app(UNRESTRICTED_PAGE), address, probe_port, "--probe-port")
             return serving.pop_all()
@@ -89,12 +87,8 @@ class ProbeServer:
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
-        now = asyncio.get_running_loop().time()
-        silent = [
-            watch.path
-            for watch in without_forbidden_namespaces(self._informers)
-            if now - watch.last_message_at > MAX_WATCH_SILENCE_SECONDS
-        ]
+        watches = without_forbidden_namespaces(self._informers)
+        silent = [watch.path for watch in watches if watch.silent_seconds > MAX_WATCH_SILENCE_SECONDS]
         if silent:
             text = f"no watch event for {MAX_WATCH_SILENCE_SECONDS:.0f} s: {', '.join(silent)}\n"
             return web.Response(status=503, text=text)
@@ -110,15 +104,8 @@ class ProbeServer:
 
 
 async def _listen(
-    serving: AsyncExitStack,
-    app: web.Application,
-    address: str,
-    port: int,
-    option: str,
-    *,
-    tls: TlsContextSource | None = None,
-    inner: Sequence[Middleware] = (),
+    serving: AsyncExitStack, app: web.Application, address: str, port: int, option: str, **settings: Any
 ) -> None:
     hint = f"; give another --address or {option}"
-    runner = await listen(app, address, port, hint, also_on_loopback=True, get_tls_context=tls, middlewares=inner)
+    runner = await listen(app, address, port, hint, also_on_loopback=True, **settings)
     serving.push_async_callback(runner.cleanup)

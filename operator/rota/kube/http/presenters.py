@@ -1,6 +1,7 @@
 """Converts the state of groups to the values of `schema`, whose names the v1 API has frozen (Foreign, verdict …)."""
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 from rota.brokers.port import BrokerGroupSettings, OnlineConsumer
@@ -73,19 +74,13 @@ def present_detail(
         operator=operator,
         summary=_summary(facts, topics),
         at_broker=facts.group.consumer_group,
-        conditions=[_condition(condition) for condition in conditions],
+        conditions=[*map(_condition, conditions)],
         members=[*_members(facts, consumers), *_unmanaged_consumers(facts, consumers)],
-        topics=[
-            schema.TopicInfo(name, topic.kind, len(topic.queues), topic.lag, topic.delay, topic.estimate)
-            for name, topic in topics.items()
-        ],
+        topics=[*starmap(_topic, topics.items())],
         queues=_queues(facts, topics),
         rebalances=list(facts.tracker.rebalances),
         looked_at=None if facts.lag.sampled_at is None else format_time(facts.lag.sampled_at),
-        settings=[
-            schema.BrokerSettings(broker, settings.consume_enabled, settings.max_attempts, settings.retry_queues)
-            for broker, settings in sorted((settings_by_broker or {}).items())
-        ],
+        settings=[*starmap(_broker_settings, sorted((settings_by_broker or {}).items()))],
     )
 
 
@@ -106,6 +101,14 @@ def _rebalance_from_status(last: Mapping[str, Any] | None) -> rebalance.Rebalanc
 def _condition(raw: Mapping[str, Any]) -> schema.ConditionInfo:
     since = raw.get("lastTransitionTime", "")
     return schema.ConditionInfo(raw["type"], raw["status"], raw["reason"], raw.get("message", ""), since)
+
+
+def _topic(name: str, topic: lag_totals.TopicLag) -> schema.TopicInfo:
+    return schema.TopicInfo(name, topic.kind, len(topic.queues), topic.lag, topic.delay, topic.estimate)
+
+
+def _broker_settings(broker: str, settings: BrokerGroupSettings) -> schema.BrokerSettings:
+    return schema.BrokerSettings(broker, settings.consume_enabled, settings.max_attempts, settings.retry_queues)
 
 
 def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list[schema.MemberInfo]:
@@ -199,9 +202,8 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
     states |= dict.fromkeys(owners, "Owned")
     states |= dict.fromkeys(releasing, "Releasing")
     retry_topic = RETRY_TOPIC_PREFIX + facts.group.consumer_group
-    routed = {queue for topic in topics.values() for queue in topic.queues}
     queues = []
-    for queue in sorted(routed | states.keys()):
+    for queue in sorted(states.keys() | set().union(*(topic.queues for topic in topics.values()))):
         release = releasing.get(queue)
         queue_lag = facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
         topic = topics.get(queue.topic)

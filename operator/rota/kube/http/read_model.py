@@ -34,10 +34,15 @@ class ReadModel(NamedTuple):
         """Return the keys of all groups."""
         return [key for key, group in self.controller.groups.items() if group.body]
 
+    def _existing_group(self, key: ObjectKey) -> Group | None:
+        """Return a group; None if it does not exist, or the operator has seen only its pods or its assignment."""
+        group = self.controller.group(key)
+        return group if group and group.body else None
+
     def facts_of(self, key: ObjectKey) -> GroupFacts | None:
         """Return the present state of a group; None if it does not exist."""
-        group = self.controller.group(key)
-        if group is None or group.body is None:
+        group = self._existing_group(key)
+        if group is None:
             return None
         tracker = self.metrics.trackers.get(key) or RebalanceTracker()
         now = self.loop_time()
@@ -53,8 +58,9 @@ class ReadModel(NamedTuple):
     def _oldest_handover_seconds(self, group: Group) -> float:
         """Return the age of the oldest handover in the stored assignment; it may have begun under an earlier leader."""
         document = group.stored_assignment.document
-        started_times = [release.at for release in document.releasing.values() if release.to] if document else []
-        return max((seconds_since(at, self.controller.wall_time()) for at in started_times), default=0.0)
+        handovers = [release for release in document.releasing.values() if release.to] if document else []
+        now = self.controller.wall_time()
+        return max((seconds_since(handover.at, now) for handover in handovers), default=0.0)
 
     def consumed_queues(self, key: ObjectKey) -> Collection[Queue]:
         """Return the queues that have a consumer; if the group has unmanaged consumers, all its queues."""
@@ -62,14 +68,15 @@ class ReadModel(NamedTuple):
         if group is None:
             return ()
         broker = self.registry.state_of(group, self.loop_time())
+        queues: list[Queue] = []
         if broker.unmanaged_ids:
-            return [queue for view in broker.views.values() if view for queue in view.queues]
-        return [
-            queue
-            for holder, queues in group.stored_assignment.shares.items()
-            if not group.pods.has_ended(holder)
-            for queue in queues
-        ]
+            for view in filter(None, broker.views.values()):
+                queues += view.queues
+            return queues
+        for holder, share in group.stored_assignment.shares.items():
+            if not group.pods.has_ended(holder):
+                queues += share
+        return queues
 
     @property
     def operator(self) -> schema.OperatorInfo:
@@ -90,8 +97,7 @@ class ReadModel(NamedTuple):
 
     def has_group(self, namespace: str, name: str) -> bool:
         """Whether the group exists."""
-        group = self.controller.group((namespace, name))
-        return group is not None and group.body is not None
+        return self._existing_group((namespace, name)) is not None
 
     def describe_group(self, namespace: str, name: str) -> schema.GroupDetail | None:
         """Return all details of a group; None if it does not exist."""

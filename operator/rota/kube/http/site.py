@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
+from rota.aio import loop_time
 from rota.http_server import AdmissionLimit, SharedResponse, send_body
 from rota.kube.client.objects import ObjectKey
 from rota.kube.http import schema
@@ -97,20 +99,25 @@ class _Site:
         return web.Response(body=content, headers=headers)
 
     async def groups(self, request: web.Request) -> web.StreamResponse:
-        viewer = viewer_of(request)
-        if await viewer.may_read_all():
+        if await viewer_of(request).may_read_all():
             return await self._all_groups.respond(request)
-        with self._admission.admit() as admitted:
-            if not admitted:
-                return _too_many()
-            return await _send_json(request, await self._views.list_groups(viewer.may_read))
+        return await self._admit(request, self._readable_groups)
 
     async def _render_groups(self) -> bytes:
         return msgspec.json.encode(await self._views.list_groups())
 
-    async def group(self, request: web.Request) -> web.StreamResponse:
+    async def _readable_groups(self, request: web.Request) -> web.StreamResponse:
+        return await _send_json(request, await self._views.list_groups(viewer_of(request).may_read))
+
+    async def _admit(self, request: web.Request, handle: Handler) -> web.StreamResponse:
+        """Handle a request, unless as many as allowed are being handled."""
         with self._admission.admit() as admitted:
-            return await self._group(request) if admitted else _too_many()
+            if admitted:
+                return await handle(request)
+            return _error_response(503, f"Too many concurrent requests ({MAX_CONCURRENT_REQUESTS}); retry")
+
+    async def group(self, request: web.Request) -> web.StreamResponse:
+        return await self._admit(request, self._group)
 
     async def _group(self, request: web.Request) -> web.StreamResponse:
         namespace, name = await _authorized_key(request)
@@ -118,8 +125,7 @@ class _Site:
         return await _send_json(request, detail) if detail else _group_not_found(namespace, name)
 
     async def why(self, request: web.Request) -> web.StreamResponse:
-        with self._admission.admit() as admitted:
-            return await self._why(request) if admitted else _too_many()
+        return await self._admit(request, self._why)
 
     async def _why(self, request: web.Request) -> web.StreamResponse:
         namespace, name = await _authorized_key(request)
@@ -158,22 +164,19 @@ class _Site:
 
     async def _stream_events(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
         """Write events, and comments (`: …`) when there is none for long, until the client or the stream ends."""
-        loop = asyncio.get_running_loop()
         output = b": here\n\n"
-        written_at = loop.time()
-        while (
-            not (self._broadcaster.is_closed or listener.is_ended)
-            and request.transport
-            and not request.transport.is_closing()
-        ):
+        written_at = loop_time()
+        while not (self._broadcaster.is_closed or listener.is_ended):
+            if request.transport is None or request.transport.is_closing():
+                return
             if output:
                 if not await _write(stream, output):
                     request.transport.abort()
                     return
-                written_at = loop.time()
+                written_at = loop_time()
                 await asyncio.sleep(EVENT_INTERVAL_SECONDS)
             event = await _next_event(listener, viewer_of(request))
-            is_keep_alive_due = loop.time() - written_at >= KEEP_ALIVE_SECONDS
+            is_keep_alive_due = loop_time() - written_at >= KEEP_ALIVE_SECONDS
             output = event or (b": still here\n\n" if is_keep_alive_due else b"")
 
 
@@ -212,10 +215,6 @@ async def _authorized_key(request: web.Request) -> ObjectKey:
 
 async def _send_json(request: web.Request, value: Any) -> web.StreamResponse:
     return await send_body(request, _JSON_HEADERS, msgspec.json.encode(value))
-
-
-def _too_many() -> web.Response:
-    return _error_response(503, f"Too many concurrent requests ({MAX_CONCURRENT_REQUESTS}); retry")
 
 
 def _group_not_found(namespace: str, name: str) -> web.Response:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
+from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError, read_if_exists
 from rota.kube.client.deployment_status import RolloutState
 from rota.kube.client.objects import MAX_DEPLOYMENT_BYTES, Deployment, ObjectKey
 from rota.kube.client.paths import object_path
@@ -25,7 +25,6 @@ _DISABLED_MESSAGE = (
     "This operator manages no Deployments (--no-fleets; rbac.fleets in the chart): remove spec.template, and add the"
     " sidecar to your own Deployment with rota inject"
 )
-
 
 _SyncResult = tuple[tuple[Finding, ...], int]  # problems, and the number of write requests
 
@@ -48,7 +47,10 @@ class Deployments:
         self._applied: dict[ObjectKey, _AppliedManifest] = {}
 
     def on_upsert(self, observed: Deployment) -> bool:
-        """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed."""
+        """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed.
+
+        States arrive from the watch and in responses to writes, in any order: an older one is ignored.
+        """
         previous = self._observed.get(observed.metadata.key)
         if previous and observed.metadata.version_number < previous.metadata.version_number:
             return False
@@ -88,23 +90,22 @@ class Deployments:
         generation = group.body.metadata.generation
         problems, writes = await self._sync_deployment(group, spec, key)
         group.deployment_problems = problems  # only now: reconciles during the await publish the previous ones
-        group.rollout = AppliedTemplate(generation, is_rolling_out=self._is_rolling_out(key, spec))
+        current = self._observed.get(key) if spec.template is not None else None
+        is_rolling_out = current is not None and current.rollout is RolloutState.UNDER_WAY
+        group.rollout = AppliedTemplate(generation, is_rolling_out=is_rolling_out)
         return key_writes + writes
-
-    def _is_rolling_out(self, key: ObjectKey, spec: GroupSpec) -> bool:
-        current = self._observed.get(key)
-        return current is not None and spec.template is not None and current.rollout is RolloutState.UNDER_WAY
 
     async def _sync_deployment(self, group: Group, spec: GroupSpec, key: ObjectKey) -> _SyncResult:
         """Apply the Deployment, or delete the one of a group that has lost its template."""
         if not self._enabled:
             return ((Finding(Reason.TEMPLATE_REJECTED, _DISABLED_MESSAGE),) if spec.template else ()), 0
+        if spec.template is not None:
+            return await self._apply_template(group, spec, key)
         current = self._observed.get(key)
-        if spec.template is None:
-            is_ours = current is not None and current.metadata.is_owned_by(group.uid)
-            writes = await self._delete(current) if current and is_ours else 0
-            return (), writes
-        return await self._apply_template(group, spec, key)
+        if current is None or not current.metadata.is_owned_by(group.uid):
+            return (), 0
+        await self._delete(current)
+        return (), 1
 
     async def _apply_template(self, group: Group, spec: GroupSpec, key: ObjectKey) -> _SyncResult:
         current = self._observed.get(key)
@@ -117,7 +118,7 @@ class Deployments:
             writes = await self._apply(group, spec, current)
             return _rollout_problems(self._observed[key]), writes
         except ConflictError:
-            # Read it before the caller tries again: if the group loses its template until then, it must be deleted.
+            # Read it before the caller tries again: if the template is removed by then, `sync` deletes what it knows.
             await self._refresh(key)
             raise
         except InvalidSpecError as mistake:
@@ -129,12 +130,7 @@ class Deployments:
         return (Finding(Reason.TEMPLATE_REJECTED, message),), 0
 
     async def _read(self, key: ObjectKey) -> Deployment | None:
-        try:
-            return await self._api.get(object_path("deployments", *key), Deployment)
-        except ApiError as error:
-            if error.is_not_found:
-                return None
-            raise
+        return await read_if_exists(self._api, object_path("deployments", *key), Deployment)
 
     async def _refresh(self, key: ObjectKey) -> None:
         latest = await self._read(key)
@@ -168,14 +164,13 @@ class Deployments:
         self.on_upsert(applied)  # unless a watch event has already brought a later state
         return 1
 
-    async def _delete(self, current: Deployment) -> int:
-        """Delete a Deployment; return the number of write requests."""
+    async def _delete(self, current: Deployment) -> None:
+        """Delete a Deployment, unless it was deleted or recreated meanwhile."""
         try:
             await self._api.delete(object_path("deployments", *current.metadata.key), current.metadata.uid)
         except ApiError as error:
             if not (error.is_not_found or error.is_conflict):
                 raise
-        return 1
 
 
 def _rollout_problems(applied: Deployment) -> tuple[Finding, ...]:

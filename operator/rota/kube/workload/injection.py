@@ -5,7 +5,7 @@ period, a list that was present but empty) are recorded in an annotation of the 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from rota.kube.client.objects import GROUP_LABEL, REPORT_PORT
@@ -120,21 +120,25 @@ def find_part(template: Mapping[str, Any]) -> SidecarPart | None:
     """Return the sidecar and the volumes that were injected; None if the template has no sidecar."""
     spec = template["spec"]
     sidecar = _find_sidecar(spec)
+    if sidecar is None:
+        return None
     own = _own_volume_names(spec)
-    return SidecarPart(sidecar, [volume for volume in spec["volumes"] if volume["name"] in own]) if sidecar else None
+    return SidecarPart(sidecar, [volume for volume in spec["volumes"] if volume["name"] in own])
 
 
 def _own_volume_names(spec: Mapping[str, Any]) -> set[str]:
     """Return the names of the sidecar's volumes that no other container mounts."""
-    containers = [*spec["containers"], *(spec.get("initContainers") or [])]
-    mounted = {
-        mount["name"]
-        for container in containers
-        if container["name"] != SIDECAR_CONTAINER
-        for mount in container.get("volumeMounts") or []
-    }
-    of_sidecar = {mount["name"] for mount in (_find_sidecar(spec) or {}).get("volumeMounts") or []}
-    return (of_sidecar & VOLUME_NAMES) - mounted
+    mounted_by_others: set[str] = set()
+    for container in (*spec["containers"], *(spec.get("initContainers") or [])):
+        if container["name"] != SIDECAR_CONTAINER:
+            mounted_by_others |= _names(container.get("volumeMounts"))
+    sidecar = _find_sidecar(spec) or {}
+    return (_names(sidecar.get("volumeMounts")) & VOLUME_NAMES) - mounted_by_others
+
+
+def _names(parts: Iterable[Mapping[str, Any]] | None) -> set[str]:
+    """Return the names of containers, volumes or mounts; a list of a manifest may be missing."""
+    return {part["name"] for part in parts or ()}
 
 
 def _strip_sidecar(template: JsonObject) -> JsonObject:
@@ -142,18 +146,18 @@ def _strip_sidecar(template: JsonObject) -> JsonObject:
     metadata = template.get("metadata") or {}
     spec = template["spec"]
     own = _own_volume_names(spec)
-    labels = {key: text for key, text in (metadata.get("labels") or {}).items() if key != GROUP_LABEL}
-    annotations = {
-        key: text
-        for key, text in annotations_of(template).items()
-        if key not in {IMAGE_ANNOTATION, REVERSE_PATCH_ANNOTATION}
-    }
+    labels = _without(metadata.get("labels") or {}, GROUP_LABEL)
+    annotations = _without(annotations_of(template), IMAGE_ANNOTATION, REVERSE_PATCH_ANNOTATION)
     init = [container for container in spec.get("initContainers") or [] if container["name"] != SIDECAR_CONTAINER]
     volumes = [volume for volume in spec.get("volumes") or [] if volume["name"] not in own]
-    containers = [_without_drain_hook(container) for container in spec["containers"]]
+    containers = [*map(_without_drain_hook, spec["containers"])]
     stripped_spec = _replace_parts(spec, initContainers=init, volumes=volumes, containers=containers)
     stripped_metadata = _replace_parts(metadata, labels=labels, annotations=annotations)
     return _replace_parts(template, metadata=stripped_metadata, spec=stripped_spec)
+
+
+def _without(fields: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: text for name, text in fields.items() if name not in names}
 
 
 def _without_drain_hook(container: JsonObject) -> JsonObject:
@@ -171,11 +175,9 @@ def _replace_parts(mapping: Mapping[str, Any], **parts: Any) -> JsonObject:
 
 
 def _reject_name_clashes(spec: JsonObject, part: SidecarPart) -> None:
-    if any(container["name"] == SIDECAR_CONTAINER for container in spec["containers"]):
+    if SIDECAR_CONTAINER in _names(spec["containers"]):
         message = f"spec.template.spec.containers has a container named {SIDECAR_CONTAINER}, the sidecar's name"
         raise InvalidSpecError(f"{message}; rename it")
-    own_names = {volume["name"] for volume in part.volumes}
-    clashes = own_names & {volume["name"] for volume in spec.get("volumes") or []}
-    if clashes:
+    if clashes := _names(part.volumes) & _names(spec.get("volumes")):
         message = f"spec.template.spec.volumes has a volume named {min(clashes)}, a name of a sidecar volume"
         raise InvalidSpecError(f"{message}; rename it")

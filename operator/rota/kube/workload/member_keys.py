@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from rota.aio import loop_time
-from rota.kube.client.api import Api, ApiError, NoResponseError
+from rota.kube.client.api import Api, ApiError, NoResponseError, read_if_exists
 from rota.kube.client.objects import (
     GROUP_LABEL,
     KEY_FINGERPRINT_ANNOTATION,
@@ -124,7 +124,7 @@ class MemberKeys:
 
     async def _load_or_rotate(self, *, may_rotate: bool) -> OperatorKeys | None:
         """Return the valid keys; None if this operator had to write the Secret, but another one wrote it meanwhile."""
-        secret = await self._read_secret()
+        secret = await read_if_exists(self._api, object_path("secrets", self._namespace, self._name), _KeySecret)
         data = secret.data if secret else {}
         keys = read_or_generate_keys(data, self._keys, int(datetime.now(UTC).timestamp()))
         if not may_rotate and _decode_key(data.get("current", "")):
@@ -135,14 +135,6 @@ class MemberKeys:
         new_data = _secret_data(keys)
         is_stored = data == new_data or await self._write_secret(secret, new_data)
         return keys if is_stored else None
-
-    async def _read_secret(self) -> _KeySecret | None:
-        try:
-            return await self._api.get(object_path("secrets", self._namespace, self._name), _KeySecret)
-        except ApiError as error:
-            if error.is_not_found:
-                return None
-            raise
 
     async def _write_secret(self, secret: _KeySecret | None, data: dict[str, str]) -> bool:
         """Write the operator's Secret; return False if another operator has written it meanwhile."""
@@ -202,9 +194,8 @@ class MemberKeys:
         try:
             await self._write_group_secret(group, keys)
         except (ApiError, NoResponseError) as error:
-            name = key_secret_name(group.name)
             reason = single_line(str(error))
-            message = f"The API server rejected the Secret {name}: {reason}"
+            message = f"The API server rejected the Secret {key_secret_name(group.name)}: {reason}"
             group.key_problems = (Finding(Reason.WRITE_REJECTED, message),)
         else:
             group.key_problems = ()
@@ -251,7 +242,7 @@ def group_secret(group: Group, keys: tuple[bytes, ...]) -> dict[str, Any]:
             "labels": {GROUP_LABEL: group.name, **MANAGED_BY_LABELS},
             "ownerReferences": [owner_reference(group.body)],
         },
-        "data": {name: _encode(key) for name, key in zip(names, keys, strict=False)},
+        "data": dict(zip(names, map(_encode, keys), strict=False)),
     }
 
 

@@ -97,22 +97,26 @@ class _SidecarVolume(NamedTuple):
     source: JsonObject
     env_name: str = ""  # the environment variable with the path
 
+    @property
+    def mount(self) -> JsonObject:
+        return {"name": self.name, "mountPath": self.mount_path}
+
+    @property
+    def manifest(self) -> JsonObject:
+        return {"name": self.name, **self.source}
+
 
 def build_part(template: JsonObject, group: str, sidecar: SidecarSpec) -> SidecarPart:
-    """Return the sidecar as this version injects it."""
-    volumes = [*_volumes(group, sidecar)]
-    mounts = [_mount(volume) | {"readOnly": True} for volume in volumes]
-    app_mount = _app_state_mount(template["spec"])
+    """Return the sidecar as this version injects it. Its state is on the app's volume for it, if the app has one."""
+    read_only = [*_volumes(group, sidecar)]
     state = _SidecarVolume("rota-state", STATE_MOUNT_PATH, {"emptyDir": {"sizeLimit": STATE_SIZE_LIMIT}}, "ROTA_STATE")
     run = _SidecarVolume("rota-run", RUN_MOUNT_PATH, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
-    mounts += [app_mount or _mount(state), _mount(run)]
-    paths = {volume.env_name: volume.mount_path for volume in [*volumes, state, run] if volume.env_name}
-    added = [*volumes, run] if app_mount else [*volumes, state, run]
-    return SidecarPart(_container(sidecar, paths, mounts), [{"name": volume.name, **volume.source} for volume in added])
-
-
-def _mount(volume: _SidecarVolume) -> JsonObject:
-    return {"name": volume.name, "mountPath": volume.mount_path}
+    app_mount = _app_state_mount(template["spec"])
+    mounts = [volume.mount | {"readOnly": True} for volume in read_only]
+    mounts += [app_mount or state.mount, run.mount]
+    injected = [*read_only, run] if app_mount else [*read_only, state, run]
+    container = _container(sidecar, [*read_only, state, run], mounts)
+    return SidecarPart(container, [volume.manifest for volume in injected])
 
 
 def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_SidecarVolume]:
@@ -143,7 +147,7 @@ def _app_state_mount(spec: JsonObject) -> JsonObject | None:
     return None
 
 
-def _container(sidecar: SidecarSpec, paths: Mapping[str, str], mounts: list[JsonObject]) -> JsonObject:
+def _container(sidecar: SidecarSpec, volumes: list[_SidecarVolume], mounts: list[JsonObject]) -> JsonObject:
     fields = {
         "POD_NAME": "metadata.name",
         "POD_NAMESPACE": "metadata.namespace",
@@ -158,7 +162,7 @@ def _container(sidecar: SidecarSpec, paths: Mapping[str, str], mounts: list[Json
         "restartPolicy": "Always",  # this makes it a sidecar: it starts before the app and ends after it
         "env": [
             *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-            *({"name": name, "value": path} for name, path in paths.items()),
+            *({"name": volume.env_name, "value": volume.mount_path} for volume in volumes if volume.env_name),
         ],
         "ports": [
             {"name": "rota-report", "containerPort": REPORT_PORT},

@@ -21,6 +21,7 @@ from rota.kube.client.login.env_proxy import proxy_for
 from rota.kube.client.login.exec_plugin import ExecCredential, run_exec_plugin
 from rota.kube.client.login.kubeconfig import (
     DEFAULT_FILE,
+    Cluster,
     ExecPlugin,
     Impersonation,
     Kubeconfig,
@@ -30,6 +31,7 @@ from rota.kube.client.login.kubeconfig import (
     check_server,
     read_kubeconfig,
     read_regular_file,
+    without_defaults,
 )
 from rota.model import single_line
 from rota.tls import KeyPair
@@ -105,7 +107,7 @@ class KubeconfigAccount:
         self._options = options
         self._context = options.context
         self._server = ""
-        self._cached_kubeconfig: tuple[FileStamps, Kubeconfig] | None = None
+        self._cached_kubeconfig: tuple[FileStamps, Kubeconfig | None] = ((), None)
         self._plugin_credential: _PluginCredential | None = None
 
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> LoginCredentials:
@@ -119,7 +121,9 @@ class KubeconfigAccount:
         token = await asyncio.to_thread(_token_of, user)
         certificate = await asyncio.to_thread(_certificate_of, user)
         if not token and user.exec:
-            credential = await self._run_plugin(user.exec, kubeconfig, is_forced, may_use_terminal)
+            credential = await self._run_if_due(
+                user.exec, cluster, is_forced=is_forced, may_use_terminal=may_use_terminal
+            )
             token = credential.token
             if credential.client_certificate_data:
                 certificate = KeyPair(credential.client_certificate_data, credential.client_key_data)
@@ -128,37 +132,36 @@ class KubeconfigAccount:
         configuration = await _configure(kubeconfig, token)
         self._context = kubeconfig.context
         self._server = cluster.server
+        return _credentials(configuration, self._impersonation_of(user), certificate)
+
+    def _impersonation_of(self, user: KubeconfigUser) -> Impersonation:
+        """Return the user to impersonate. Options replace all that the kubeconfig says; groups alone keep its user."""
+        name = self._options.impersonate
         groups = self._options.impersonate_groups
-        impersonation = Impersonation(
+        if name or groups:
+            return Impersonation(name or user.impersonated_user, groups)
+        return Impersonation(
             user.impersonated_user, user.impersonated_groups, user.impersonated_uid, user.impersonated_extra
         )
-        if self._options.impersonate or groups:
-            impersonation = Impersonation(self._options.impersonate or user.impersonated_user, groups)
-        return _credentials(configuration, impersonation, certificate)
 
     def _read_if_changed(self) -> Kubeconfig:
         """Read the kubeconfig, unless its files are unchanged since the last time."""
         files = self._options.files
-        stamp = tuple(filter(None, map(_file_stamp, files)))
-        if self._cached_kubeconfig:
-            cached_stamp, kubeconfig = self._cached_kubeconfig
-            if cached_stamp == stamp:
-                return kubeconfig
-        kubeconfig = read_kubeconfig(files, self._context)
-        self._cached_kubeconfig = (stamp, kubeconfig)
+        stamps = tuple(filter(None, map(_file_stamp, files)))
+        cached_stamps, kubeconfig = self._cached_kubeconfig
+        if kubeconfig is None or cached_stamps != stamps:
+            kubeconfig = read_kubeconfig(files, self._context)
+            self._cached_kubeconfig = (stamps, kubeconfig)
         return kubeconfig
 
-    async def _run_plugin(
-        self,
-        plugin: ExecPlugin,
-        kubeconfig: Kubeconfig,
-        is_forced: bool,  # noqa: FBT001 - as in log_in
-        may_use_terminal: bool,  # noqa: FBT001
+    async def _run_if_due(
+        self, plugin: ExecPlugin, cluster: Cluster, *, is_forced: bool, may_use_terminal: bool
     ) -> ExecCredential:
+        """Return the plugin's last credential while that is valid; otherwise, or if `is_forced`, run the plugin."""
         last = self._plugin_credential
         if last and last.plugin == plugin and not _expires_soon(last.credential) and not is_forced:
             return last.credential
-        credential = await run_exec_plugin(plugin, kubeconfig.cluster, may_use_terminal=may_use_terminal)
+        credential = await run_exec_plugin(plugin, cluster, may_use_terminal=may_use_terminal)
         self._plugin_credential = _PluginCredential(plugin, credential)
         return credential
 
@@ -175,7 +178,7 @@ async def _configure(kubeconfig: Kubeconfig, token: str) -> Configuration:
     """Return the Kubernetes client's configuration of a kubeconfig, with a token."""
     cluster = kubeconfig.cluster
     user = kubeconfig.user
-    fields = {
+    server = {
         "server": cluster.server,
         "tls-server-name": cluster.tls_server_name,
         "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
@@ -184,8 +187,8 @@ async def _configure(kubeconfig: Kubeconfig, token: str) -> Configuration:
     content = {
         "current-context": "this",
         "contexts": [{"name": "this", "context": {"cluster": "this", "user": "this"}}],
-        "clusters": [{"name": "this", "cluster": {name: value for name, value in fields.items() if value}}],
-        "users": [{"name": "this", "user": {name: value for name, value in login.items() if value}}],
+        "clusters": [{"name": "this", "cluster": without_defaults(server)}],
+        "users": [{"name": "this", "user": without_defaults(login)}],
     }
     configuration = Configuration(connection_pool_maxsize=UNLIMITED_CONNECTIONS)
     try:

@@ -1,6 +1,7 @@
 """Proxy settings of the environment, as Go interprets them: HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -13,13 +14,13 @@ def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
     host = parts.hostname or ""
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     names = (f"{parts.scheme.upper()}_PROXY", f"{parts.scheme}_proxy")
-    name = next((name for name in names if environment.get(name)), "")
+    variable = next(filter(environment.get, names), "")
     excluded = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
-    if not name or _is_loopback(host) or any(_matches(entry, host, port) for entry in excluded.split(",")):
+    if not variable or _is_loopback(host) or any(_matches(entry, host, port) for entry in excluded.split(",")):
         return None
-    proxy = environment[name].strip()
+    proxy = environment[variable].strip()
     url = proxy if "://" in proxy else f"http://{proxy}"
-    check_proxy(url, f"proxy in {name}")
+    check_proxy(url, f"proxy in {variable}")
     return url
 
 
@@ -33,12 +34,10 @@ def _is_loopback(host: str) -> bool:
 def _matches(entry: str, host: str, port: int) -> bool:
     """Whether an entry of NO_PROXY names a server: by host, domain, address or network, with or without a port."""
     entry = entry.strip().lower()
-    if entry == "*":
-        return True
-    try:
-        return bool(entry) and ip_address(host) in ip_network(entry, strict=False)
-    except ValueError:  # one of them is a name, or has a port
-        pass
+    if entry in {"", "*"}:
+        return entry == "*"
+    with suppress(ValueError):  # the host is a name, or the entry is a name or has a port
+        return ip_address(host) in ip_network(entry, strict=False)
     name, _, suffix = entry.rpartition(":")
     if name and suffix.isdecimal() and "]" not in suffix:
         if int(suffix) != port:

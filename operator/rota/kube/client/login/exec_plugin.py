@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from rota.kube.client.login.kubeconfig import Cluster, ExecPlugin, LoginError
+from rota.kube.client.login.kubeconfig import Cluster, ExecPlugin, LoginError, without_defaults
 from rota.model import single_line
 
 TIMEOUT_SECONDS = 30.0  # without a terminal
@@ -43,13 +43,11 @@ class _Response(msgspec.Struct, frozen=True, rename="camel"):
 async def run_exec_plugin(plugin: ExecPlugin, cluster: Cluster, *, may_use_terminal: bool = False) -> ExecCredential:
     """Run a plugin and return its credential. Raise LoginError if it is missing, fails, hangs or prints none."""
     if plugin.api_version not in API_VERSIONS:
-        versions = " and ".join(API_VERSIONS)
-        raise LoginError(
-            f"{_plugin_name(plugin)} has version {single_line(plugin.api_version, 100)!r}; {versions} are supported"
-        )
+        version = single_line(plugin.api_version, 100)
+        raise LoginError(f"{plugin.title} has version {version!r}; {' and '.join(API_VERSIONS)} are supported")
     has_terminal = may_use_terminal and sys.stdin is not None and sys.stdin.isatty()
     if plugin.interactive_mode == "Always" and not has_terminal:
-        raise LoginError(f"{_plugin_name(plugin)} needs a terminal, and there is none; use a login that needs none")
+        raise LoginError(f"{plugin.title} needs a terminal, and there is none; use a login that needs none")
     is_interactive = has_terminal and plugin.interactive_mode != "Never"
     return _parse_credential(plugin, await _run(plugin, cluster, is_interactive=is_interactive))
 
@@ -61,7 +59,7 @@ class _Process(asyncio.SubprocessProtocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_exited = False
         self._plugin = plugin
-        self._printed = {fd: bytearray() for fd in (_STDOUT, _STDERR)}
+        self._printed = {_STDOUT: bytearray(), _STDERR: bytearray()}
 
     @property
     def output(self) -> bytes:
@@ -79,10 +77,8 @@ class _Process(asyncio.SubprocessProtocol):
         printed = self._printed[fd]
         printed += data
         if len(printed) > MAX_OUTPUT_BYTES and not self.ended.done():
-            limit = f"{MAX_OUTPUT_BYTES >> 20} MiB"
-            self.ended.set_exception(
-                LoginError(f"{_plugin_name(self._plugin)} printed more than {limit}; run it manually")
-            )
+            problem = f"{self._plugin.title} printed more than {MAX_OUTPUT_BYTES >> 20} MiB; run it manually"
+            self.ended.set_exception(LoginError(problem))
 
     def process_exited(self) -> None:
         """Record that the plugin itself has exited; its child processes may still have the pipes open."""
@@ -104,12 +100,12 @@ async def _run(plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool) ->
         problem = f"did not end within {timeout:g} s"
         if process.has_exited:
             problem = f"ended, but a process that it started kept its output open for {timeout:g} s"
-        raise LoginError(f"{_plugin_name(plugin)} {problem}; run it manually") from error
+        raise LoginError(f"{plugin.title} {problem}; run it manually") from error
     finally:
         _kill(transport, is_interactive=is_interactive)
     if code := transport.get_returncode():
         reason = f": {single_line(process.last_error_line, 200)}" if process.last_error_line else ""
-        raise LoginError(f"{_plugin_name(plugin)} failed with exit code {code}{reason}; run it manually")
+        raise LoginError(f"{plugin.title} failed with exit code {code}{reason}; run it manually")
     return process.output
 
 
@@ -118,11 +114,12 @@ async def _start(
 ) -> tuple[asyncio.SubprocessTransport, _Process]:
     environment = {variable.name: variable.value for variable in plugin.env or []}
     try:
+        exec_info = _exec_info(plugin, cluster, is_interactive=is_interactive)
         return await asyncio.get_running_loop().subprocess_exec(
             lambda: _Process(plugin),
             plugin.command,
             *(plugin.args or []),
-            env={**os.environ, **environment, "KUBERNETES_EXEC_INFO": _exec_info(plugin, cluster, is_interactive)},
+            env={**os.environ, **environment, "KUBERNETES_EXEC_INFO": exec_info},
             stdin=None if is_interactive else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=None if is_interactive else asyncio.subprocess.PIPE,
@@ -130,13 +127,13 @@ async def _start(
         )
     except FileNotFoundError as error:
         hint = f": {single_line(plugin.install_hint, 300)}" if plugin.install_hint else ""
-        raise LoginError(f"{_plugin_name(plugin)} was not found; install it{hint}") from error
+        raise LoginError(f"{plugin.title} was not found; install it{hint}") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise LoginError(f"{_plugin_name(plugin)} cannot be started: {reason}") from error
+        raise LoginError(f"{plugin.title} cannot be started: {reason}") from error
 
 
-def _exec_info(plugin: ExecPlugin, cluster: Cluster, is_interactive: bool) -> str:  # noqa: FBT001 - a field of it
+def _exec_info(plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool) -> str:
     spec: dict[str, Any] = {"interactive": is_interactive}
     if plugin.provide_cluster_info:
         spec["cluster"] = _cluster_info(cluster)
@@ -149,8 +146,9 @@ def _exec_info(plugin: ExecPlugin, cluster: Cluster, is_interactive: bool) -> st
 def _cluster_info(cluster: Cluster) -> dict[str, Any]:
     authority = cluster.certificate_authority_data
     if cluster.certificate_authority and not authority:
-        with suppress(OSError):  # the login reports it
+        with suppress(OSError):  # the login reports a file that cannot be read
             authority = base64.b64encode(Path(cluster.certificate_authority).read_bytes()).decode()
+    configs = (extension.extension for extension in cluster.extensions if extension.name == CONFIG_EXTENSION)
     fields = {
         "server": cluster.server,
         "tls-server-name": cluster.tls_server_name,
@@ -158,9 +156,9 @@ def _cluster_info(cluster: Cluster) -> dict[str, Any]:
         "certificate-authority-data": authority,
         "proxy-url": cluster.proxy_url,
         "disable-compression": cluster.disable_compression,
-        "config": next((it.extension for it in cluster.extensions if it.name == CONFIG_EXTENSION), None),
+        "config": next(configs, None),
     }
-    return {name: value for name, value in fields.items() if value}
+    return without_defaults(fields)
 
 
 def _kill(transport: asyncio.SubprocessTransport, *, is_interactive: bool) -> None:
@@ -180,18 +178,13 @@ def _parse_credential(plugin: ExecPlugin, output: bytes) -> ExecCredential:
     try:
         response = msgspec.json.decode(output, type=_Response)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the output may hold a secret
-        raise LoginError(f"{_plugin_name(plugin)} printed no ExecCredential: {single_line(str(error), 200)}") from error
+        raise LoginError(f"{plugin.title} printed no ExecCredential: {single_line(str(error), 200)}") from error
     if response.api_version != plugin.api_version:
         version = single_line(response.api_version, 100)
-        raise LoginError(f"{_plugin_name(plugin)} printed version {version!r} instead of {plugin.api_version}")
+        raise LoginError(f"{plugin.title} printed version {version!r} instead of {plugin.api_version}")
     credential = response.status
     if bool(credential.client_certificate_data) != bool(credential.client_key_data):
-        problem = f"{_plugin_name(plugin)} printed a certificate without its key, or a key alone; run it manually"
-        raise LoginError(problem)
+        raise LoginError(f"{plugin.title} printed a certificate without its key, or a key alone; run it manually")
     if not credential.token and not credential.client_certificate_data:
-        raise LoginError(f"{_plugin_name(plugin)} printed neither a token nor a certificate; run it manually")
+        raise LoginError(f"{plugin.title} printed neither a token nor a certificate; run it manually")
     return credential
-
-
-def _plugin_name(plugin: ExecPlugin) -> str:
-    return f"The exec plugin {single_line(plugin.command.replace(chr(0), ' '), 200)} of the kubeconfig"

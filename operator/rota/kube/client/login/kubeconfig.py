@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
@@ -24,6 +24,7 @@ DEFAULT_FILE: Final = "~/.kube/config"
 POD_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_FILE_BYTES: Final = 2**20
 _SECTIONS: Final = ("clusters", "contexts", "users")
+_YAML_ERRORS = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
 _PATHS: Final = {"cluster": ("certificate-authority",), "user": ("client-certificate", "client-key", "tokenFile")}
 
 
@@ -83,6 +84,11 @@ class ExecPlugin(msgspec.Struct, frozen=True, rename="camel"):
     interactive_mode: str = "IfAvailable"
     provide_cluster_info: bool = False
 
+    @property
+    def title(self) -> str:
+        """The subject of messages about it."""
+        return f"The exec plugin {single_line(self.command.replace(chr(0), ' '), 200)} of the kubeconfig"
+
 
 class _Extension(msgspec.Struct, frozen=True):
     name: str
@@ -133,7 +139,7 @@ class Kubeconfig:
 
     context: str
     cluster: Cluster
-    user: KubeconfigUser = field(default_factory=KubeconfigUser)
+    user: KubeconfigUser
 
 
 class Impersonation(NamedTuple):
@@ -171,21 +177,18 @@ def read_kubeconfig(files: Sequence[Path], context: str | None = None) -> Kubeco
     name = context or _current_context(contents)
     if not name:
         raise LoginError("The kubeconfig has no current context; run kubectl config use-context, or give --context")
-    chosen = _convert(_find_entry(contents, "context", name), _Context, f"context {name!r}")
-    cluster = _convert(_find_entry(contents, "cluster", chosen.cluster), Cluster, f"cluster {chosen.cluster!r}")
+    chosen = _read_entry(contents, "context", name, _Context)
+    cluster = _read_entry(contents, "cluster", chosen.cluster, Cluster)
     check_server(cluster.server, "server of the kubeconfig")
     check_proxy(cluster.proxy_url, "proxy-url of the kubeconfig")
-    user = KubeconfigUser()
-    if chosen.user:
-        user = _convert(_find_entry(contents, "user", chosen.user), KubeconfigUser, f"user {chosen.user!r}")
+    user = _read_entry(contents, "user", chosen.user, KubeconfigUser) if chosen.user else KubeconfigUser()
     return Kubeconfig(name, cluster, user)
 
 
 def namespace_of_context(files: Sequence[Path], context: str | None = None) -> str:
     """Return the namespace of a context; empty if it names none."""
     contents = _read_files(files)
-    name = context or _current_context(contents)
-    return _convert(_find_entry(contents, "context", name), _Context, f"context {name!r}").namespace
+    return _read_entry(contents, "context", context or _current_context(contents), _Context).namespace
 
 
 def read_regular_file(path: Path) -> bytes:
@@ -200,16 +203,15 @@ def read_regular_file(path: Path) -> bytes:
 
 
 def _read_files(files: Sequence[Path]) -> list[_KubeconfigFile]:
-    found = {path: _read_file(path) for path in files}
-    contents = [_KubeconfigFile(path, content) for path, content in found.items() if content is not None]
+    contents = [*filter(None, map(_read_file, dict.fromkeys(files)))]
     if not contents:
         missing = f"The kubeconfig {files[0]} does not exist" if files else "KUBECONFIG names no file"
         raise LoginError(f"{missing}; set KUBECONFIG to the cluster's file")
     return contents
 
 
-def _read_file(path: Path) -> Mapping[str, Any] | None:
-    """Return the content of a file; None if the file does not exist."""
+def _read_file(path: Path) -> _KubeconfigFile | None:
+    """Read a file; return None if it does not exist."""
     name = single_line(str(path), 300)
     try:
         content = load_yaml(read_regular_file(path).decode())
@@ -221,29 +223,30 @@ def _read_file(path: Path) -> Mapping[str, Any] | None:
         raise LoginError(f"The kubeconfig {name} is not UTF-8 text; correct it") from error
     except ExpansionError as error:
         raise LoginError(f"The kubeconfig {name} cannot be used: {error}; write the values out") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ) as error:
+    except _YAML_ERRORS as error:
         raise LoginError(f"The kubeconfig {name} is not valid YAML; correct it") from error
     content = {} if content is None else content
     has_lists = isinstance(content, dict) and all(isinstance(content.get(section) or [], list) for section in _SECTIONS)
     if not has_lists:
         raise LoginError(f"The kubeconfig {name} has no lists of clusters, contexts and users; correct it")
-    return content
+    return _KubeconfigFile(path, content)
 
 
 def _current_context(files: Sequence[_KubeconfigFile]) -> str:
     names = (file.content.get("current-context") for file in files)
-    name = next((name for name in names if name), "")
+    name = next(filter(None, names), "")
     if not isinstance(name, str):
         raise LoginError("The kubeconfig's current-context is not a name; run kubectl config use-context")
     return name
+
+
+def _read_entry(files: Sequence[_KubeconfigFile], kind: str, name: str, entry_type: type[T]) -> T:
+    fields = _find_entry(files, kind, name)
+    try:
+        return msgspec.convert(fields, entry_type)
+    except (msgspec.ValidationError, RecursionError) as error:
+        title = single_line(f"{kind} {name!r}", 120)
+        raise LoginError(f"The kubeconfig's {title} cannot be used: {single_line(str(error), 200)}") from error
 
 
 def _find_entry(files: Sequence[_KubeconfigFile], kind: str, name: str) -> dict[str, Any]:
@@ -273,16 +276,13 @@ def _with_absolute_paths(value: object, kind: str, path: Path) -> dict[str, Any]
     return fields
 
 
+def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set: null, false and empty values mean the default."""
+    return {name: value for name, value in fields.items() if value}
+
+
 def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy.copy(value) for name, value in fields.items() if value is not None and value != ""}
-
-
-def _convert(fields: Mapping[str, Any], kind: type[T], name: str) -> T:
-    try:
-        return msgspec.convert(fields, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        problem = f"The kubeconfig's {single_line(name, 120)} cannot be used: {single_line(str(error), 200)}"
-        raise LoginError(problem) from error
 
 
 def check_server(url: str, source: str) -> None:

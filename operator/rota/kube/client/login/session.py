@@ -22,6 +22,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
+from rota.aio import loop_time
 from rota.http_client import describe_failure, is_redirect
 from rota.kube.client.login.accounts import Account, LoginCredentials
 from rota.kube.client.login.kubeconfig import LoginError
@@ -59,8 +60,8 @@ class Login:
         self._lock = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
         self._forced_renewal: asyncio.Task[None] | None = None
-        self._renew_after = self._now + RENEW_SECONDS
-        self._force_after = self._now
+        self._renew_after = loop_time() + RENEW_SECONDS
+        self._force_after = loop_time()  # before, a rejection causes no further login
         self._failure = ""  # of the last renewal
 
     @classmethod
@@ -75,7 +76,7 @@ class Login:
 
     async def __aexit__(self, *_: object) -> None:
         """Cancel renewals, and close sessions that were not closed."""
-        tasks = [task for task in (self._renewal, self._forced_renewal) if task]
+        tasks = [*filter(None, (self._renewal, self._forced_renewal))]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -126,11 +127,9 @@ class Login:
     async def verify(self) -> None:
         """Make one request. Raise LoginError for errors that only a user can correct; log an unreachable server."""
         timeout = aiohttp.ClientTimeout(total=None, connect=VERIFY_SECONDS, sock_read=VERIFY_SECONDS)
+        connections = self.connect(timeout=timeout)
         try:
-            async with (
-                self.connect(timeout=timeout) as connections,
-                connections.request("GET", f"{self.server}/version", allow_redirects=False) as response,
-            ):
+            async with connections.request("GET", f"{self.server}/version", allow_redirects=False) as response:
                 status = response.status
                 location = response.headers.get("Location", "")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -139,16 +138,14 @@ class Login:
                 raise LoginError(reason) from error
             _log.warning("%s", reason)
             return
+        finally:
+            await connections.close()
         if status == HTTPStatus.UNAUTHORIZED:
             reason = f": {self._failure}" if self._failure else ""
             raise LoginError(f"The API server {self.server} rejects the credentials{reason}; log in again")
         if is_redirect(status):
             message = f"The API server {self.server} redirects to {single_line(location, 200)}"
             raise LoginError(f"{message}; configure that address instead")
-
-    @property
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
 
     async def _authorize(
         self, pool: _Pool, request: aiohttp.ClientRequest, send: ClientHandlerType
@@ -178,20 +175,18 @@ class Login:
         return response
 
     async def _may_send_again(self, pool: _Pool, rejected: LoginCredentials) -> bool:
-        if self._pool is not pool:
-            return False
-        is_renewed = await self._renew_rejected(rejected)
-        return is_renewed and self._pool is pool
+        """Whether other credentials than the rejected ones are valid now, and do not need another pool."""
+        return self._pool is pool and await self._renew_rejected(rejected) and self._pool is pool
 
     def _renew_in_background(self) -> None:
         is_idle = self._renewal is None or self._renewal.done()
-        if is_idle and self._now > self._renew_after:
+        if is_idle and loop_time() > self._renew_after:
             self._renewal = asyncio.create_task(self._renew(is_forced=False), name="login")
 
     async def _renew_rejected(self, rejected: LoginCredentials) -> bool:
         """Renew credentials that the API server rejected; return whether the login has different ones now."""
         if self._credentials is rejected and (self._forced_renewal is None or self._forced_renewal.done()):
-            if self._now < self._force_after:
+            if loop_time() < self._force_after:
                 return False
             self._forced_renewal = asyncio.create_task(self._renew(is_forced=True), name="login after a 401")
         if self._forced_renewal and self._credentials is rejected:
@@ -205,7 +200,7 @@ class Login:
                 credentials = await self._account.log_in(is_forced=is_forced)
                 if credentials.connection_settings != self._credentials.connection_settings:
                     self._pool = _make_pool(credentials)
-                if credentials != self._credentials:
+                if credentials != self._credentials:  # equal ones stay the same object: a request compares by identity
                     self._credentials = credentials
                 self._failure = ""
             except LoginError as error:
@@ -215,13 +210,16 @@ class Login:
             except Exception:  # noqa: BLE001 - after any error the operator continues with the old credentials
                 _log.exception("The credentials for the API server cannot be renewed")
                 self._failure = "An unexpected error; see the log"
-            self._renew_after = self._now + (RETRY_SECONDS if self._failure else RENEW_SECONDS)
+            self._renew_after = loop_time() + (RETRY_SECONDS if self._failure else RENEW_SECONDS)
             if is_forced:
-                self._force_after = self._now + RETRY_SECONDS
+                self._force_after = loop_time() + RETRY_SECONDS
 
 
 class RenewedSession:
-    """A session that is replaced when the login gets a new certificate; requests on the old session are completed."""
+    """A session that is replaced when the login gets a new certificate; requests on the old session are completed.
+
+    `close` ends open responses first: aiohttp forgets their readers, which would wait for ever.
+    """
 
     def __init__(self, login: Login, open_session: Callable[[], aiohttp.ClientSession]) -> None:
         self._login = login
@@ -229,6 +227,7 @@ class RenewedSession:
         self._pool = login.pool
         self._session = open_session()
         self._open_requests: Counter[aiohttp.ClientSession] = Counter()
+        self._open_responses: set[aiohttp.ClientResponse] = set()
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[aiohttp.ClientSession]:
@@ -246,6 +245,18 @@ class RenewedSession:
             self._open_requests[session] -= 1
             await self._close_unused(session)
 
+    @asynccontextmanager
+    async def request(
+        self, method: str, url: str | URL, **options: Any
+    ) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientResponse]]:
+        """Send a request; yield the session that sent it, and the response."""
+        async with self.use() as session, session.request(method, url, **options) as response:
+            self._open_responses.add(response)
+            try:
+                yield session, response
+            finally:
+                self._open_responses.discard(response)
+
     def is_outdated(self, session: aiohttp.ClientSession) -> bool:
         """Whether the next request will use another session."""
         return session is not self._session or self._login.pool is not self._pool
@@ -256,7 +267,9 @@ class RenewedSession:
             await session.close()
 
     async def close(self) -> None:
-        """Close all sessions."""
+        """Close all sessions and open responses."""
+        for response in self._open_responses:
+            response.close()
         for session in {*self._open_requests, self._session}:
             await session.close()
 
@@ -267,22 +280,14 @@ class Connections:
     def __init__(self, login: Login, settings: dict[str, Any]) -> None:
         self._session = RenewedSession(login, partial(login.open_session, **settings))
 
-    async def __aenter__(self) -> Self:
-        """Return self; connections are opened by the first requests."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close all connections."""
-        await self.close()
-
     @asynccontextmanager
     async def request(self, method: str, url: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request, and yield the response."""
-        async with self._session.use() as session, session.request(method, url, **options) as response:
+        async with self._session.request(method, url, **options) as (session, response):
             if response.status != HTTPStatus.UNAUTHORIZED or not self._session.is_outdated(session):
                 yield response
                 return
-        async with self._session.use() as session, session.request(method, url, **options) as response:
+        async with self._session.request(method, url, **options) as (_, response):
             yield response
 
     @asynccontextmanager
@@ -305,9 +310,9 @@ class Connections:
 
 
 def _add_credentials(request: aiohttp.ClientRequest, credentials: LoginCredentials) -> None:
-    names = [name for name in request.headers if name == "Authorization" or name.startswith("Impersonate-")]
-    for name in names:
-        request.headers.popall(name, None)
+    for name in [*request.headers]:
+        if name == "Authorization" or name.startswith("Impersonate-"):
+            request.headers.popall(name, None)
     request.headers.extend(credentials.headers)
     if server_name := credentials.configuration.tls_server_name:
         request.server_hostname = server_name

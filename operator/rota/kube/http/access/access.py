@@ -3,23 +3,16 @@
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from rota.kube.http.access import rights
 from rota.kube.http.access.reviews import ReviewError
-from rota.kube.http.access.rights import (
-    AUTHENTICATED,
-    READ_ALL_GROUPS,
-    READ_METRICS,
-    Right,
-    User,
-    impersonate,
-    impersonated,
-    read_groups,
-)
+from rota.kube.http.access.rights import AUTHENTICATED, READ_ALL_GROUPS, READ_METRICS, Right, User, read_groups
 from rota.model import single_line
 from rota.spec.names import is_dns_label
 
@@ -41,16 +34,6 @@ class Reviews(Protocol):
 
     async def allows(self, user: User, right: Right) -> bool:
         """Whether a user has a right."""
-
-
-class GroupViewer(Protocol):
-    """The rights of a request's user to read groups."""
-
-    async def may_read_all(self) -> bool:
-        """Whether the user may read the groups of all namespaces."""
-
-    async def may_read(self, namespace: str) -> bool:
-        """Whether the user may read the groups of a namespace."""
 
 
 class UnrestrictedViewer:
@@ -83,17 +66,17 @@ class ClusterUser:
         return await self.may_read_all() or await self._reviews.allows(self._user, read_groups(namespace))
 
 
+GroupViewer = UnrestrictedViewer | ClusterUser  # the rights of a request's user to read groups
 MayRead = Callable[[str], Awaitable[bool]]  # whether a user may read the groups of a namespace
 
-_VIEWER: Final = web.RequestKey("viewer", GroupViewer)
+_VIEWER: Final = web.RequestKey("viewer", ClusterUser)
 _BY_TOKEN: Final = web.RequestKey("by_token", bool)
-_UNRESTRICTED = UnrestrictedViewer()
 
 
 def viewer_of(request: web.Request) -> GroupViewer:
     """Return the rights of the user of a request."""
-    viewer: GroupViewer = request.get(_VIEWER, _UNRESTRICTED)
-    return viewer
+    viewer: ClusterUser | None = request.get(_VIEWER)
+    return viewer or UnrestrictedViewer()
 
 
 def is_by_token(request: web.Request) -> bool:
@@ -142,17 +125,17 @@ class PageAccess:
             return user
         name = request.headers.get("Impersonate-User", "")
         groups = request.headers.getall("Impersonate-Group", [])
-        names = [name, *groups]
-        is_too_much = len(groups) > MAX_IMPERSONATED_GROUPS or any(len(text) > MAX_NAME_CHARACTERS for text in names)
-        if headers - _SUPPORTED_HEADERS or not name or is_too_much or not all(text.isascii() for text in names):
+        are_names_valid = name and all(map(_may_be_impersonated, (name, *groups)))
+        if headers - _SUPPORTED_HEADERS or not are_names_valid or len(groups) > MAX_IMPERSONATED_GROUPS:
             sentence = "Impersonation takes one Impersonate-User and up to 32 Impersonate-Group headers, no others"
             raise http_error(web.HTTPBadRequest, sentence)
-        for right in impersonate(name, groups):
+        for right in rights.impersonate(name, groups):
             if not await self._reviews.allows(user, right):
                 raise _forbidden(user, right)
-        return impersonated(name, groups)
+        return rights.impersonated(name, groups)
 
     async def _authenticated_user(self, request: web.Request) -> User:
+        """Return the user of the request's token or client certificate; refuse the request without a valid one."""
         scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
         token = token.strip()
         if scheme.lower() == "bearer" and 0 < len(token) <= MAX_TOKEN_CHARACTERS and token.isascii():
@@ -172,20 +155,24 @@ class PageAccess:
         return user
 
 
+def _may_be_impersonated(name: str) -> bool:
+    return name.isascii() and len(name) <= MAX_NAME_CHARACTERS
+
+
 def user_of_certificate(certificate: Mapping[str, Any] | None, now: float) -> User | None:
     """Return the user that a verified client certificate names: its common name, with its organizations as groups.
 
     TLS verified it when the connection was opened; it may have expired since. (For an authority that was replaced
     since, see `PageAccess`.)
     """
-    if certificate and ssl.cert_time_to_seconds(certificate["notAfter"]) < now:
+    if not certificate or ssl.cert_time_to_seconds(certificate["notAfter"]) < now:
         return None
-    fields = [field for names in (certificate or {}).get("subject", ()) for field in names]
-    names = [value for name, value in fields if name == "commonName"]
-    if not names:
+    fields: dict[str, list[str]] = {}
+    for name, value in chain.from_iterable(certificate.get("subject", ())):
+        fields.setdefault(name, []).append(value)
+    if "commonName" not in fields:
         return None
-    organizations = [value for name, value in fields if name == "organizationName"]
-    return User(names[-1], (*organizations, AUTHENTICATED))
+    return User(fields["commonName"][-1], (*fields.get("organizationName", ()), AUTHENTICATED))
 
 
 def _forbidden(user: User, right: Right) -> web.HTTPException:

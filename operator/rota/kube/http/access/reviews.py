@@ -3,11 +3,11 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 
+from rota.aio import loop_time
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.paths import collection_path
 from rota.kube.http.access.rights import ExpiringCache, Right, User, review_of
@@ -76,25 +76,23 @@ class Reviewer:
 
     async def close(self) -> None:
         """Cancel all reviews."""
-        await self._token_reviews.close()
-        await self._recent_token_reviews.close()
-        await self._right_reviews.close()
+        for reviews in (self._token_reviews, self._recent_token_reviews, self._right_reviews):
+            await reviews.close()
 
     async def user_of(self, token: str) -> User | None:
         """Return the user of a token; None if the API server rejects it."""
         key = _digest(token)
-        if self._rejected.get(key, _now()):
+        if self._rejected.get(key, loop_time()):
             return None
-        user = self._users.get(key, _now())
-        if user is not None:
+        if user := self._users.get(key, loop_time()):
             return user
-        reviews = self._recent_token_reviews if self._recent_tokens.get(key, _now()) else self._token_reviews
+        reviews = self._recent_token_reviews if self._recent_tokens.get(key, loop_time()) else self._token_reviews
         return await reviews.run(key, lambda: self._review_token(key, token))
 
     async def allows(self, user: User, right: Right) -> bool:
         """Whether a user has a right."""
         key = _digest(user, right)
-        is_allowed = self._rights.get(key, _now())
+        is_allowed = self._rights.get(key, loop_time())
         if is_allowed is not None:
             return is_allowed
         return await self._right_reviews.run(key, lambda: self._review_right(key, user, right))
@@ -103,19 +101,19 @@ class Reviewer:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = (await self._create(collection_path("tokenreviews"), body, _TokenReview)).status
         if not status.authenticated:
-            self._rejected.put(key, value=True, now=_now())
+            self._rejected.put(key, value=True, now=loop_time())
             return None
         info = status.user
         extra = tuple((name, tuple(values)) for name, values in sorted(info.extra.items()))
         user = User(info.username, tuple(info.groups), info.uid, extra)
-        self._users.put(key, user, _now())
-        self._recent_tokens.put(key, value=True, now=_now())
+        self._users.put(key, user, loop_time())
+        self._recent_tokens.put(key, value=True, now=loop_time())
         return user
 
     async def _review_right(self, key: bytes, user: User, right: Right) -> bool:
         path = collection_path("subjectaccessreviews")
         is_allowed = (await self._create(path, review_of(user, right), _AccessReview)).status.allowed
-        self._rights.put(key, is_allowed, _now())
+        self._rights.put(key, is_allowed, loop_time())
         return is_allowed
 
     async def _create(self, path: str, body: Mapping[str, Any], kind: type[T]) -> T:
@@ -124,7 +122,7 @@ class Reviewer:
         except NoResponseError as error:
             raise ReviewError("The API server does not respond, so no user can log in; retry") from error
         except ApiError as error:
-            if error.status == HTTPStatus.FORBIDDEN:
+            if error.is_forbidden:
                 raise ReviewError(NO_RIGHTS_MESSAGE) from error
             raise ReviewError(f"The API server could not check the user: {single_line(str(error), 200)}") from error
 
@@ -174,7 +172,3 @@ class _SharedReviews:
 
 def _digest(*values: object) -> bytes:
     return hashlib.sha256(repr(values).encode()).digest()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
