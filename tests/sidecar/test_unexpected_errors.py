@@ -13,9 +13,10 @@ from rota.brokers.memory import BROKER, MemoryConsumer
 from rota.brokers.port import PullResult
 from rota.model import Queue
 from rota.sidecar import agent
-from rota.sidecar.consume import pull_times, queue_reader, start_offset
+from rota.sidecar.consume import lease_requests, queue_reader, start_offset
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.queue_lifecycle import LeaseState
+from rota.sidecar.status import pull_status
 from sidecar.in_memory import TOPIC, Latch, MemoryMember, a_member
 
 FIRST, SECOND = (Queue(TOPIC, BROKER, number) for number in range(2))
@@ -179,7 +180,7 @@ async def test_queue_release_ends_though_its_last_commit_fails(
 async def test_queue_release_ends_though_a_delivery_does_not_end_when_it_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_reader, "ABORT_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(lease_requests, "ABORT_TIMEOUT_SECONDS", 0.1)
     latch = Latch()
     async with a_member(tmp_path) as member:
         member.app.answer = latch
@@ -206,7 +207,7 @@ async def test_queue_release_waits_for_all_deliveries_that_were_cut(
         reading = member.sidecar.readers[FIRST]
         monkeypatch.setattr(member.sidecar, "abort_deliveries", lambda _: None)
         member.publish([])
-        await member.wait_until(lambda _: reading._is_drain_overdue)
+        await member.wait_until(lambda _: reading._requests.is_drain_overdue)
         reading.on_change()  # as the end of the first delivery does
         await asyncio.sleep(0)
         latch.opened.set()
@@ -236,11 +237,11 @@ async def test_unexpected_error_in_a_start_offset_is_reported_and_the_search_ret
         raise KeyError("injected")
 
     async with a_member(tmp_path) as member:
-        monkeypatch.setattr(queue_reader, "find_start_offset", broken)
+        monkeypatch.setattr(lease_requests, "find_start_offset", broken)
         await member.send("1", queue=0)
         member.publish([FIRST])
         await member.wait_until(lambda report: "QueueStartFailed" in report.troubles)
-        monkeypatch.setattr(queue_reader, "find_start_offset", start_offset.find_start_offset)
+        monkeypatch.setattr(lease_requests, "find_start_offset", start_offset.find_start_offset)
         await member.wait_until_done("1")
 
 
@@ -278,7 +279,7 @@ async def test_idle_pull_is_restarted(tmp_path: Path, monkeypatch: pytest.Monkey
                 await asyncio.Event().wait()
             return await super().pull(queue, offset, **more)
 
-    monkeypatch.setattr(pull_times, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(pull_status, "IDLE_SECONDS", 0.5)
     async with a_member(tmp_path) as member:
         member.connect = Lost
         await member.send("1", queue=0)
@@ -308,7 +309,7 @@ async def test_report_counts_the_queues_that_are_not_read_by_reason(
         assert [queue.state for queue in report.queues] == ["failing", "full"]
         assert report.revision == revision
         consumer.pull_error = ConsumptionDisabledError("consumption is disabled")
-        monkeypatch.setattr(pull_times, "UNREAD_SECONDS", 0.0)
+        monkeypatch.setattr(pull_status, "UNREAD_SECONDS", 0.0)
         await member.wait_until(
             lambda report: report.states == {"paused": 1, "full": 1} and "QueuesNotRead" not in report.troubles
         )
@@ -323,13 +324,13 @@ async def test_report_names_a_queue_of_which_no_pull_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = faulty(pull_error=ValueError("no such queue"))
-    monkeypatch.setattr(pull_times, "UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr(pull_status, "UNREAD_SECONDS", 0.2)
     async with a_member(tmp_path) as member:
         member.connect = consumer
         await member.assign([FIRST])
         report = await member.wait_until(lambda report: "QueuesNotRead" in report.troubles)
         assert "such as orders/memory/0" in report.troubles["QueuesNotRead"]
-        monkeypatch.setattr(pull_times, "UNREAD_SECONDS", 60.0)
+        monkeypatch.setattr(pull_status, "UNREAD_SECONDS", 60.0)
         consumer.pull_error = None
         await member.wait_until(lambda report: report.troubles == {})
 
@@ -342,7 +343,7 @@ async def test_idle_pull_is_not_restarted_for_time_in_which_the_sidecar_was_stal
         reading = member.sidecar.readers[FIRST]
         await member.send("1", queue=0)
         await member.wait_until_done("1")
-        monkeypatch.setattr(pull_times, "IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(pull_status, "IDLE_SECONDS", 0.0)
         reading.restart_idle_pull(member.sidecar.now() + 1)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 0
         reading.restart_idle_pull(0.0)

@@ -64,7 +64,7 @@ class Agent:
         self.member = Member(pod.name, pod.uid, obeyed_generation=saved.obeyed_generation, final=saved.final)
         self._config_follower.start_incarnation(self.member)
         self._broker_session = BrokerSession(pod, connect, self)
-        self._broker_prober = BrokerProber(self)
+        self._broker_prober = BrokerProber(self.readers, self.problems)
         self._effect_runner = EffectRunner(
             state_store, self.problems, self.member.report, self._run_command, self._schedule_publish
         )
@@ -142,7 +142,7 @@ class Agent:
 
     def _unread_queues(self) -> list[Queue]:
         now = self.now()
-        return [queue for queue, reader in self.readers.items() if reader.pull_times.is_unread(now, self._awake_since)]
+        return [queue for queue, reader in self.readers.items() if reader.pull_status.is_unread(now, self._awake_since)]
 
     def _detect_stall(self) -> None:
         """After a stall of the event loop, read the assignment before anything else."""

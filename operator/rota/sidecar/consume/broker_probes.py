@@ -5,7 +5,7 @@ assign it queues of that broker again, the member could consume none of them, ov
 """
 
 import asyncio
-from typing import Protocol
+from collections.abc import Mapping
 
 from rota.brokers.errors import BrokerError, UnreachableError
 from rota.model import Queue
@@ -16,23 +16,17 @@ from rota.sidecar.status.problems import Problems
 PROBE_SECONDS = 2.0  # seconds between the last answers and the next probes
 
 
-class ProbeHost(Protocol):
-    """The member, as probes need it."""
-
-    readers: dict[Queue, QueueReader]
-    problems: Problems
-
-
 class BrokerProber:
     """Probes these brokers, each through the session that last used it."""
 
-    def __init__(self, host: ProbeHost) -> None:
-        self._host = host
+    def __init__(self, readers: Mapping[Queue, QueueReader], problems: Problems) -> None:
+        self._readers = readers
+        self._problems = problems
         self._sessions: dict[str, ConsumerSession] = {}
 
     def on_released(self, reader: QueueReader) -> None:
         """Start probes of a released queue's broker if it did not answer the last request."""
-        if self._host.problems.is_failing(reader.queue.broker):
+        if self._problems.is_failing(reader.queue.broker):
             self._sessions[reader.queue.broker] = reader.session
 
     def stop_probes(self) -> None:
@@ -41,12 +35,9 @@ class BrokerProber:
 
     def broker_reachability(self, now: float) -> dict[str, bool]:
         """Return whether each broker that is read from or probed can be reached."""
-        in_use = {queue.broker for queue in self._host.readers} | self._sessions.keys()
-        return {
-            broker: reached
-            for broker, reached in self._host.problems.broker_reachability(now).items()
-            if broker in in_use
-        }
+        reachability = self._problems.broker_reachability(now)
+        in_use = {queue.broker for queue in self._readers} | self._sessions.keys()
+        return {broker: reachability[broker] for broker in reachability if broker in in_use}
 
     async def run(self) -> None:
         """Probe all of these brokers every PROBE_SECONDS, for ever."""
@@ -63,4 +54,4 @@ class BrokerProber:
             pass
         if self._sessions.get(broker) is session:
             del self._sessions[broker]
-            self._host.problems.record_answer(broker)
+            self._problems.record_answer(broker)

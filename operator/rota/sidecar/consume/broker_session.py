@@ -149,7 +149,7 @@ class BrokerSession:
             buffered_bytes=window.unfinished_bytes,
             locked=locked_at is not None,
             locked_at=self._to_unix_time(locked_at or 0.0),
-            pulled_at=self._to_unix_time(reader.pulled_at),
+            pulled_at=self._to_unix_time(reader.pull_status.answered_at),
             delivered_at=self._to_unix_time(reader.delivered_at),
         )
 

@@ -36,11 +36,12 @@ class FilterCounts:
         """Return a sentence about the first topic whose expression matches nothing; empty without such a topic."""
         for subscription in subscriptions:
             counts = self._topics.get(subscription.topic)
-            if counts and counts.expression not in {"", subscription.expression}:  # the expression was changed
+            if counts is None:
+                continue
+            if counts.expression not in {"", subscription.expression}:  # the expression was changed: count anew
                 counts = self._topics[subscription.topic] = _TopicCounts(now)
-            if counts:
-                counts.expression = subscription.expression
-            if counts and subscription.expression not in {"", "*"}:
+            counts.expression = subscription.expression
+            if subscription.expression not in {"", "*"}:  # these match every message
                 counts.problem = counts.problem or _describe_problem(subscription, counts, now)
                 if counts.problem:
                     return counts.problem

@@ -5,13 +5,12 @@ import logging
 from collections.abc import Callable
 
 from rota.aio import shield_until_done
-from rota.brokers.errors import BrokerError, UnreachableError
+from rota.brokers.errors import UnreachableError
 from rota.brokers.port import PullResult
-from rota.model import Queue
-from rota.sidecar.consume.source import ConsumerSession, ReaderHost
+from rota.sidecar.consume.source import QueueSource
 from rota.sidecar.consume.start_offset import commit_offset
 from rota.sidecar.member.memory_budget import PullAdmission
-from rota.sidecar.member.window import Commit, QueueWindow
+from rota.sidecar.member.window import Commit
 
 PULL_COMMIT_TIMEOUT_SECONDS = 20.0  # limit for a pull that carries a commit: the pull may have to wait for memory
 LONG_POLL_SECONDS = 15.0  # long polling: how long a broker holds a pull while it has no message
@@ -22,23 +21,17 @@ _log = logging.getLogger(__name__)
 class OffsetCommitter:
     """Commits the finished offset of a window; a caller that holds `commit_lock` keeps commits away."""
 
-    def __init__(
-        self,
-        queue: Queue,
-        session: ConsumerSession,
-        window: QueueWindow,
-        host: ReaderHost,
-        on_skipped: Callable[[], None],
-    ) -> None:
+    def __init__(self, source: QueueSource, on_skipped: Callable[[], None]) -> None:
         """`on_skipped` is called when the window moves on to a higher offset that another consumer has committed."""
         self.commit_lock = asyncio.Lock()
         # Compare the next commit with the stored offset: another consumer may have had the queue meanwhile, since a
         # release has started, or the broker was unavailable.
         self.needs_check = False
-        self._queue = queue
-        self._session = session
-        self._window = window
-        self._host = host
+        self._source = source
+        self._queue = source.queue
+        self._session = source.session
+        self._window = source.window
+        self._host = source.host
         self._on_skipped = on_skipped
 
     async def commit(self) -> bool:
@@ -47,7 +40,7 @@ class OffsetCommitter:
             try:
                 return await self._commit_finished()
             except Exception as error:  # noqa: BLE001 - one queue's failure is counted, logged and retried
-                log_failure("Committing", self._queue, error)
+                self._source.log_failure("Committing", error)
                 self._host.metrics.commits.labels("failed").inc()
                 return False
 
@@ -71,10 +64,10 @@ class OffsetCommitter:
             await commit_offset(self._session.offset_store, self._queue, offset)
         except UnreachableError:
             if self._window.stopped:  # a drain sends nothing but commits
-                self._host.problems.record_no_answer(self._queue.broker, self._host.now())
+                self._source.record_no_answer()
             raise
         if self._session.commits_to_broker:
-            self._host.problems.record_answer(self._queue.broker)
+            self._source.record_answer()
 
     async def _skip_if_passed(self, commit: Commit) -> bool:
         """Move the window to a higher offset that another consumer has committed; return whether there is one.
@@ -132,11 +125,3 @@ class OffsetCommitter:
             self._window.committable_offset,
             number,
         )
-
-
-def log_failure(action: str, queue: Queue, error: Exception) -> None:
-    """Log a failure on one line; errors other than BrokerError, OSError and ValueError with their traceback."""
-    is_expected = isinstance(error, BrokerError | OSError | ValueError)
-    _log.warning(
-        "%s failed for %s: %s", action, queue, str(error) or repr(error), exc_info=None if is_expected else error
-    )

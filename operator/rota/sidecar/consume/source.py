@@ -1,19 +1,25 @@
-"""Dependencies of a queue's reader: its session with the brokers, and the interface of its member."""
+"""The source of one queue's messages: its session with the brokers, and the parts that its reader's parts share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rota.brokers.errors import BrokerError, ConsumptionDisabledError, RejectedError, UnreachableError
 from rota.brokers.port import Consumer
-from rota.model import Queue
+from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.sidecar.consume.filter_counts import FilterCounts
 from rota.sidecar.consume.start_offset import OffsetStore
 from rota.sidecar.member.memory_budget import MemoryBudget
 from rota.sidecar.member.queue_lifecycle import LeaseEvent
+from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 from rota.spec.resolved import GroupSettings
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -49,3 +55,81 @@ class ReaderHost(Protocol):
 
     def now(self) -> float:
         """Return the seconds of a clock that never stops and never jumps."""
+
+
+class ChangeEvent(asyncio.Event):
+    """An event that tasks wait for again and again."""
+
+    async def wait_for_next(self) -> None:
+        """Wait until the event is set the next time."""
+        self.clear()
+        await self.wait()
+
+    async def wait_briefly(self, seconds: float) -> None:
+        """Wait until the event is set the next time, for at most that many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.wait_for_next()
+
+
+class QueueSource:
+    """One queue at its broker, with its window and tasks: reader, puller, committer and lease requests share it."""
+
+    def __init__(self, queue: Queue, session: ConsumerSession, host: ReaderHost) -> None:
+        self.queue = queue
+        self.session = session
+        self.host = host
+        self.window = QueueWindow(next_offset=0, orderly=session.settings.is_orderly, committed_offset=0)
+        # The messages of the group's retry topic were tried before.
+        self.is_retry_topic = queue.topic == RETRY_TOPIC_PREFIX + session.settings.group
+        self.changed = ChangeEvent()  # set by a command, the end of a delivery, a reset, new limits, or granted memory
+        self._memory_budget = host.memory_budget
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_change(self) -> None:
+        """Continue after a change; other queues may take memory that became free."""
+        self.changed.set()
+        self._memory_budget.grant_waiting()
+
+    def start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task; log its failure."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            _log.error("A task of queue %s failed", self.queue, exc_info=error)
+
+    async def cancel_tasks(self) -> None:
+        """Cancel all tasks, and wait for their end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def record_answer(self) -> None:
+        """Record that the queue's broker has answered a request."""
+        self.host.problems.record_answer(self.queue.broker)
+
+    def record_no_answer(self) -> None:
+        """Record that the queue's broker did not answer a request."""
+        self.host.problems.record_no_answer(self.queue.broker, self.host.now())
+
+    def record_failure(self, action: str, error: Exception, *, is_repeated: bool = False) -> None:
+        """Record a failed request, and log it unless the same failure was logged before."""
+        if isinstance(error, UnreachableError):
+            self.record_no_answer()
+        elif isinstance(error, RejectedError):  # the broker answered, with a rejection
+            self.record_answer()
+            if not isinstance(error, ConsumptionDisabledError):  # the operator reports that, for the whole group
+                self.host.problems.record_rejection(self.queue, str(error))
+        if not is_repeated:
+            self.log_failure(action, error)
+
+    def log_failure(self, action: str, error: Exception) -> None:
+        """Log a failure on one line; errors other than BrokerError, OSError and ValueError with their traceback."""
+        is_expected = isinstance(error, BrokerError | OSError | ValueError)
+        text = str(error) or repr(error)
+        _log.warning("%s failed for %s: %s", action, self.queue, text, exc_info=None if is_expected else error)

@@ -24,13 +24,12 @@ _TEXT_ATTRIBUTES = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEve
 
 def encode_headers(message: Message, attempt: int, generation: int) -> bytes:
     """Return the header lines of one message; its body is the request's body."""
-    lines = [
-        f"ce-{name}: {_encode_value(name, value)}\r\n" for name, value in _attributes(message, attempt, generation)
-    ]
-    lines += [
-        f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n" for name, value in _trace_context(message)
-    ]
-    return "".join([*lines, "content-type: application/octet-stream\r\n"]).encode()
+    attributes = _attributes(message, attempt, generation)
+    lines = [f"ce-{name}: {_encode_value(name, value)}\r\n" for name, value in attributes]
+    for name, value in _trace_context(message):
+        lines.append(f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n")
+    lines.append("content-type: application/octet-stream\r\n")
+    return "".join(lines).encode()
 
 
 def encode_batch(messages: Iterable[tuple[Message, int]], generation: int) -> bytes:
@@ -38,7 +37,8 @@ def encode_batch(messages: Iterable[tuple[Message, int]], generation: int) -> by
     events = []
     for message, attempt in messages:
         event: dict[str, str | int | bytes] = dict(_attributes(message, attempt, generation))
-        event |= {name: str(event[name]) for name in _TEXT_ATTRIBUTES}
+        for name in _TEXT_ATTRIBUTES:
+            event[name] = str(event[name])
         event |= dict(_trace_context(message))
         event["datacontenttype"] = "application/octet-stream"
         event["data_base64"] = message.body  # the encoder writes bytes as base64, without an intermediate copy

@@ -69,13 +69,8 @@ class HttpPoster:
         `may_send` is called last, right before sending: connecting takes time, in which the process may stall.
         """
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        length = len(body)
-        head = b"POST %s HTTP/1.1\r\n%s%scontent-length: %d\r\n\r\n" % (
-            _encode_target(path),
-            self._host_header,
-            headers,
-            length,
-        )
+        fields = (_encode_target(path), self._host_header, headers, len(body))
+        head = b"POST %s HTTP/1.1\r\n%s%scontent-length: %d\r\n\r\n" % fields
         connection = self._take_idle() or await self._connect(deadline)
         try:
             status = await connection.send_request(head, body, deadline, may_send)
@@ -201,10 +196,8 @@ class _Connection(asyncio.Protocol):
         self.transport.abort()  # do not wait until all bytes are sent: an app that hangs may never read them
 
     def data_received(self, data: bytes) -> None:
-        if (
-            self._response is None or self._response.done()
-        ):  # no request is open: the next response would be taken for it
-            self.close()
+        if self._response is None or self._response.done():
+            self.close()  # no request is open: otherwise these bytes would be taken for the next request's response
             return
         self._received += data
         self._has_received = True
@@ -238,10 +231,10 @@ class _Connection(asyncio.Protocol):
                 raise ValueError(first)
             if status < _MIN_FINAL_STATUS:
                 continue
-            fields = {
-                name.strip().lower(): value.strip().lower()
-                for name, _, value in (line.partition(b":") for line in lines)
-            }
+            fields: dict[bytes, bytes] = {}
+            for line in lines:
+                name, _, value = line.partition(b":")
+                fields[name.strip().lower()] = value.strip().lower()
             self._status = status
             self._expect_body(fields)
             self._close_after_response = b"close" in fields.get(b"connection", b"") or first.startswith(b"HTTP/1.0")

@@ -1,12 +1,33 @@
-"""Messages at the app in Pull delivery: as the app receives them, and while they wait for its answer."""
+"""Messages at the app in Pull delivery: open from their hand-out until the app answers or visibilityTimeout is over.
 
-from collections.abc import Mapping
+Each hand-out of a message gets a new ID, unique among all sidecars. So an ack or nack that comes too late, or reaches
+another process, names an unknown ID and changes nothing.
+
+No task or timer is created for a single message. Open messages are kept in the order in which they were handed out, so
+overdue messages come first.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from typing import NamedTuple, Self
 
 import msgspec
 
 from rota.brokers.message import Message
+from rota.deliveries import AppResponse, DeliveryOutcome
+from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery.scheduler import Batch
+from rota.sidecar.delivery.settlement import DeliveryHost, Settlement, partition
+from rota.sidecar.member.window import OpenDelivery
+from rota.sidecar.status.sidecar_metrics import topic_label
+
+MAX_CONCURRENT_SEND_BACKS = 32  # messages that end together are sent back to their brokers in groups of this size
+MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
+STALL_SECONDS = 0.5  # seconds: a sweep is later than this only after a stall of the process
+
+_DELIVERY_OUTCOMES = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
 
 
 class AppMessage(msgspec.Struct, omit_defaults=True):
@@ -32,12 +53,6 @@ class AppMessage(msgspec.Struct, omit_defaults=True):
         return cls(handout_id, *position, attempt, msg.tag, msg.keys, properties, msg.body, msg.body_error)
 
 
-class MessageIds(msgspec.Struct):
-    """The hand-outs that the app acknowledges or rejects."""
-
-    ids: list[str]
-
-
 class OpenMessage(NamedTuple):
     """A message at the app, and since when."""
 
@@ -45,7 +60,199 @@ class OpenMessage(NamedTuple):
     message: Message
     handed_out_at: float
 
+    @classmethod
+    def all_of(cls, batch: Batch) -> list[Self]:
+        """Return all open messages of a delivery, as if they had been handed out at its start."""
+        return [cls(batch, message, batch.delivery.started_at) for message in batch.delivery.messages]
+
     @property
     def is_open(self) -> bool:
         """Whether the app still has it: an aborted queue takes its messages back."""
         return self.message.offset in self.batch.delivery.unsettled
+
+
+class HandoutTracker:
+    """Tracks the messages at the app by the ID of their hand-out, and settles them."""
+
+    def __init__(self, host: DeliveryHost, settlement: Settlement, offer: Callable[[QueueReader], None]) -> None:
+        """`offer` is called for queues whose messages ended or came back."""
+        self.visibility_timeout = 0.0  # seconds for which a message may be open
+        self._host = host
+        self._settlement = settlement
+        self._offer = offer
+        self._open_messages: dict[str, OpenMessage] = {}  # by ID, in the order of `handed_out_at`
+        process_id = secrets.token_hex(6)
+        self._handout_ids = (f"{process_id}-{number}" for number in count(1))
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Look for overdue messages no more."""
+        self._closed = True
+        if self._sweep_timer:
+            self._sweep_timer.cancel()
+
+    def set_visibility_timeout(self, seconds: float) -> None:
+        """Apply a timeout, also to open messages."""
+        if seconds != self.visibility_timeout:
+            self.visibility_timeout = seconds
+            self._sweep()
+
+    def hand_out(self, batches: Iterable[Batch]) -> bytes:
+        """Return the response's body for the app; its messages are open from now on."""
+        now = self._host.now()
+        handed_out: list[AppMessage] = []
+        redelivered = 0
+        for batch in batches:
+            for message in batch.delivery.messages:
+                handout_id = next(self._handout_ids)
+                attempt = batch.window.attempt_number(message)
+                self._open_messages[handout_id] = OpenMessage(batch, message, now)
+                handed_out.append(AppMessage.from_message(handout_id, message, attempt))
+                redelivered += attempt > 1
+        if handed_out:
+            self._schedule_sweep(now + self.visibility_timeout)
+        if redelivered:
+            self._host.metrics.redelivered.inc(redelivered)
+        return msgspec.json.encode({"messages": handed_out})
+
+    def claim(self, handout_ids: Iterable[str]) -> tuple[list[OpenMessage], list[str]]:
+        """Remove hand-outs; return the open messages, which the caller settles, and the IDs without one."""
+        entries: list[OpenMessage] = []
+        unknown: list[str] = []
+        for handout_id in handout_ids:
+            entry = self._open_messages.pop(handout_id, None)
+            if entry and entry.is_open:
+                entries.append(entry)
+            else:
+                unknown.append(handout_id)
+        return entries, unknown
+
+    def ack(self, entries: Sequence[OpenMessage]) -> None:
+        """Finish messages."""
+        self._count_answers(entries, DeliveryOutcome.DONE)
+        for entry in entries:
+            self._settlement.ack(entry.batch, entry.message)
+        self._on_ended(entries, "done")
+
+    def nack(self, entries: Sequence[OpenMessage]) -> None:
+        """Retry messages that the app rejects."""
+        self._retry(entries, "later")
+
+    def _retry(self, entries: Iterable[OpenMessage], outcome: str) -> None:
+        """Send messages back for another attempt, in a task: the app does not wait for the broker.
+
+        Messages whose queue was reassigned during a stall are not sent back: the queue's next owner has them.
+        """
+        to_send_back, reassigned = partition(entries, self._may_send)
+        self._cut(reassigned)
+        self._count_answers(to_send_back, _DELIVERY_OUTCOMES[outcome])
+        exhausted, retried = partition(to_send_back, self._is_last_attempt)
+        self._on_ended(retried, outcome)
+        self._on_ended(exhausted, "dead")
+        if to_send_back:
+            self._host.start_task(self._send_back(to_send_back))
+
+    def _may_send(self, entry: OpenMessage) -> bool:
+        return self._host.may_send(entry.batch.queue, entry.handed_out_at)
+
+    def _is_last_attempt(self, entry: OpenMessage) -> bool:
+        return self._settlement.is_last_attempt(entry.batch, entry.message)
+
+    async def _send_back(self, entries: Sequence[OpenMessage]) -> None:
+        for first in range(0, len(entries), MAX_CONCURRENT_SEND_BACKS):
+            group = [entry for entry in entries[first : first + MAX_CONCURRENT_SEND_BACKS] if entry.is_open]
+            await asyncio.gather(*(self._settlement.retry(entry.batch, entry.message) for entry in group))
+            self._wake_readers(group)
+
+    def abort(self, reader: QueueReader) -> None:
+        """Take a queue's open messages back from the app now."""
+        entries: list[OpenMessage] = []
+        for delivery in reader.window.open_deliveries:
+            entries += OpenMessage.all_of(Batch(reader.queue, reader.window, delivery))
+        self._cut(entries)
+
+    def take_back(self, batches: Iterable[Batch]) -> None:
+        """Take back deliveries that did not reach the app."""
+        entries: list[OpenMessage] = []
+        for batch in batches:
+            entries += OpenMessage.all_of(batch)
+        self._return_to_windows(entries)
+        self._wake_readers(entries)
+
+    def _cut(self, entries: Sequence[OpenMessage]) -> None:
+        self._return_to_windows(entries)
+        self._on_ended(entries, "cut")
+
+    def _return_to_windows(self, entries: Iterable[OpenMessage]) -> None:
+        for entry in entries:
+            self._settlement.return_messages(entry.batch, [entry.message])
+        # Drop entries that the app no longer has now, even before it names them: their bodies would stay in memory.
+        self._open_messages = {name: entry for name, entry in self._open_messages.items() if entry.is_open}
+
+    def _count_answers(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:
+        """Count the app's answer to each message, while the number of its attempt is known."""
+        now = self._host.now()
+        counts = self._host.delivery_counts
+        topics = self._host.settings.topics
+        for entry in entries:
+            attempt = entry.batch.window.attempt_number(entry.message)
+            counts.count(entry.batch.queue, [(entry.message, attempt)], AppResponse(outcome), now)
+            counts.count_time(topic_label(entry.message, topics), now - entry.handed_out_at)
+
+    def _on_ended(self, entries: Sequence[OpenMessage], outcome: str) -> None:
+        """Count ended messages, those of one delivery and topic together, and wake their readers."""
+        by_delivery: dict[tuple[OpenDelivery, str], list[OpenMessage]] = {}
+        for entry in entries:
+            by_delivery.setdefault((entry.batch.delivery, entry.message.topic), []).append(entry)
+        now = self._host.now()
+        for group in by_delivery.values():
+            messages = [entry.message for entry in group]
+            seconds = now - group[0].handed_out_at
+            self._host.metrics.observe_delivery(seconds, messages)
+            self._host.on_delivery_ended(messages, outcome, seconds)
+        self._wake_readers(entries)
+
+    def _wake_readers(self, entries: Iterable[OpenMessage]) -> None:
+        """Wake the readers that wait for room or for the end of a drain, and offer returned messages again."""
+        now = self._host.now()
+        for queue in dict.fromkeys([entry.batch.queue for entry in entries]):
+            if reader := self._host.reader_of(queue):
+                reader.delivered_at = now
+                reader.on_change()
+                self._offer(reader)
+
+    # Messages without an answer.
+
+    def _schedule_sweep(self, when: float) -> None:
+        if self._sweep_timer is None and not self._closed:
+            now = self._host.now()
+            self._call_sweep(now, max(now + MIN_SWEEP_SECONDS, when))
+
+    def _call_sweep(self, now: float, due: float) -> None:
+        self._sweep_timer = asyncio.get_running_loop().call_later(due - now, self._on_sweep_due, due)
+
+    def _on_sweep_due(self, due: float) -> None:
+        """Sweep; after a stall of the process, first read the acks that arrived meanwhile."""
+        now = self._host.now()
+        if now - due < STALL_SECONDS:
+            self._sweep()
+        else:
+            self._call_sweep(now, now + MIN_SWEEP_SECONDS)
+
+    def _sweep(self) -> None:
+        """Send overdue messages back, and schedule the sweep for the next one."""
+        if self._sweep_timer:
+            self._sweep_timer.cancel()
+            self._sweep_timer = None
+        handed_out_until = self._host.now() - self.visibility_timeout
+        overdue_ids: list[str] = []
+        for handout_id, entry in self._open_messages.items():
+            if entry.handed_out_at > handed_out_until:
+                break
+            overdue_ids.append(handout_id)
+        overdue, _ = self.claim(overdue_ids)
+        self._retry(overdue, "expired")
+        oldest = next(iter(self._open_messages.values()), None)
+        if oldest:
+            self._schedule_sweep(oldest.handed_out_at + self.visibility_timeout)

@@ -8,25 +8,27 @@
 | 404 | is retried as if the app were away, and AppPathNotFound is reported: a mistyped path must not empty a topic |
 | no connection | waits: the app is away, nothing was sent, and no attempt is counted |
 
-A message that was tried before is posted alone, so that it cannot fail a batch of new ones. While the app is away or
-its path is not found, one delivery at a time is tried, after a pause.
+A message that was tried before is posted alone, so that it cannot fail a batch of new ones. `app_availability` has the
+pauses between tries while the app is away.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import NamedTuple
 
 from rota.brokers.message import MEBIBYTE, Message
 from rota.deliveries import AppResponse, DeliveryOutcome, response_of_status
-from rota.model import Queue, Reason
+from rota.model import Queue
 from rota.sidecar.consume.queue_reader import QueueReader
-from rota.sidecar.delivery import cloudevents, settlement
+from rota.sidecar.delivery import cloudevents
+from rota.sidecar.delivery.app_availability import AppAvailability
 from rota.sidecar.delivery.http_post import BadResponseError, ConnectFailedError, HttpPoster, SendForbiddenError
 from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
-from rota.sidecar.delivery.settlement import SEND_BACK_RETRY_SECONDS, Settlement
+from rota.sidecar.delivery.settlement import SEND_BACK_RETRY_SECONDS, DeliveryHost, Settlement, partition
 from rota.sidecar.status.sidecar_metrics import topic_label
 
 # Bytes of a batch, unless one message is larger: many requests are open at once, and each holds its batch twice.
@@ -50,60 +52,92 @@ class PushOutcome(StrEnum):
     FAILED = "failed"  # an error of the sidecar's own, which the log shows
 
 
-class _Backoff(NamedTuple):
-    """The pause between two tries while the app is away: it doubles, within these limits."""
-
-    min_seconds: float
-    max_seconds: float
-
-
-_BACKOFFS = {  # any other answer shows that the app is back
-    PushOutcome.APP_AWAY: _Backoff(0.1, 1.0),
-    PushOutcome.NOT_FOUND: _Backoff(1.0, 10.0),  # a user must correct the path, and each try is a request to the app
-}
-
-Outcomes = list[tuple[PushOutcome, list[Message]]]
-
-
-class _DeliveryResult(NamedTuple):
-    """Result of a delivery."""
-
-    outcomes: Outcomes
-    answered_at: float  # time of the app's answer, or of the failure to get one
-
-
-_OUTCOME_BY_ANSWER = {  # any other answer means RETRY
+_OUTCOME_BY_RESPONSE = {  # any other response means RETRY
     DeliveryOutcome.DONE: PushOutcome.DONE,
     DeliveryOutcome.REJECTED: PushOutcome.DEAD_LETTER,
     DeliveryOutcome.NOT_FOUND: PushOutcome.NOT_FOUND,
     DeliveryOutcome.REFUSED: PushOutcome.APP_AWAY,
 }
 
+Attempts = Sequence[tuple[Message, int]]  # messages, each with the number of this attempt
+Outcomes = Mapping[PushOutcome, Sequence[Message]]
 
-class PushHost(settlement.DeliveryHost, Protocol):
-    """The member, as Push delivery needs it."""
 
-    @property
-    def obeyed_generation(self) -> int:
-        """The generation of the obeyed assignment."""
+class _DeliveryResult(NamedTuple):
+    """Result of a delivery."""
+
+    outcomes: Outcomes
+    answered_at: float  # time of the app's response, or of the failure to get one
+
+
+class BatchPoster:
+    """Posts batches to the app as CloudEvents."""
+
+    def __init__(self, host: DeliveryHost, app_host: str) -> None:
+        self._host = host
+        self._app_host = app_host
+        self._poster: HttpPoster | None = None
+
+    async def post(self, batch: Batch, attempts: Attempts) -> AppResponse | None:
+        """Post a batch and return the app's response; None if the batch may not be sent any more."""
+        push = self._host.settings.delivery.push
+        generation = self._host.obeyed_generation
+        if redelivered := sum(attempt > 1 for _, attempt in attempts):
+            self._host.metrics.redelivered.inc(redelivered)
+        if push.max_batch > 1 or len(attempts) > 1:
+            headers = cloudevents.BATCH_HEADERS
+            body = cloudevents.encode_batch(attempts, generation)
+        else:
+            [(message, attempt)] = attempts
+            headers = cloudevents.encode_headers(message, attempt, generation)
+            body = message.body
+        poster = self._poster_to(push.port)
+        try:
+            status = await poster.post(push.path, headers, body, push.timeout, partial(self._may_send, batch))
+        except ConnectFailedError:
+            return AppResponse(DeliveryOutcome.REFUSED)
+        except SendForbiddenError:
+            return None
+        except TimeoutError:
+            _log.info("%s: the app did not respond within %g s", batch.queue, push.timeout)
+            return AppResponse(DeliveryOutcome.TIMEOUT)
+        except BadResponseError as error:
+            _log.info("%s: %s", batch.queue, error)
+            return AppResponse(DeliveryOutcome.BROKEN)
+        return response_of_status(status)
+
+    def _may_send(self, batch: Batch) -> bool:
+        """Whether a delivery may be sent now, over a connection that the app has accepted."""
+        may_send = self._host.may_send(batch.queue, batch.delivery.started_at)
+        if may_send:
+            batch.window.mark_sent(batch.delivery)
+        return may_send
+
+    def _poster_to(self, port: int) -> HttpPoster:
+        """Return the client for the port in the settings; connections to another port are closed."""
+        if self._poster is None or self._poster.port != port:
+            self.close()
+            self._poster = HttpPoster(self._app_host, port)
+        return self._poster
+
+    def close(self) -> None:
+        """Close connections."""
+        if self._poster:
+            self._poster.close()
 
 
 class PushDelivery:
     """Posts messages to the app."""
 
-    def __init__(self, host: PushHost, app_host: str) -> None:
+    def __init__(self, host: DeliveryHost, app_host: str) -> None:
         """Deliver to the app at `app_host`; the settings name its port."""
         self._host = host
-        self._app_host = app_host
-        self._poster: HttpPoster | None = None
+        self._poster = BatchPoster(host, app_host)
+        self._app = AppAvailability(host, self._schedule_fill)
         self._scheduler = DeliveryScheduler(host.may_deliver)
+        self._settlement = Settlement(host)
         self._tasks: dict[Queue, set[asyncio.Task[_DeliveryResult]]] = {}
         self._open_count = 0
-        self._settlement = Settlement(host)
-        self._is_app_away = False  # no connection, or the app answers 404
-        self._last_answer_at = 0.0
-        self._backoff_seconds = 0.0
-        self._retry_at = 0.0  # no delivery is tried before this while the app is away
         self._is_fill_scheduled = False
 
     # Starting deliveries.
@@ -132,18 +166,19 @@ class PushDelivery:
         self._is_fill_scheduled = False
         now = self._host.now()
         concurrency = self._host.settings.delivery.push.concurrency
-        while batch := self._scheduler.start_next(now, self._max_messages, self._free_slots(now), concurrency):
+        slots = concurrency
+        if self._app.is_away:
+            slots = 1 if self._app.is_try_due(now) else 0
+        while batch := self._scheduler.start_next(now, self._max_messages, slots - self._open_count, concurrency):
             self._open_count += 1
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._tasks.setdefault(batch.queue, set()).add(task)
             task.add_done_callback(partial(self._on_delivery_ended, batch))
-        has_nothing_to_try = not self._open_count and now >= self._retry_at
-        if self._is_app_away and has_nothing_to_try:
-            self._assume_app_is_back()
-
-    def _assume_app_is_back(self) -> None:
-        """Clear the problems of the app: without messages no try would ever clear them; the next delivery will tell."""
-        self._track_app(PushOutcome.DONE)
+        has_nothing_to_try = slots > 0 and not self._open_count
+        if (
+            self._app.is_away and has_nothing_to_try
+        ):  # no try would ever clear the app's problem: the next delivery will
+            self._app.track(DeliveryOutcome.DONE)
 
     def _max_messages(self, queue: Queue) -> int:
         reader = self._host.reader_of(queue)
@@ -151,52 +186,45 @@ class PushDelivery:
             return 1
         return reader.window.count_fitting(self._host.settings.delivery.push.max_batch, MAX_BATCH_BYTES)
 
-    def _free_slots(self, now: float) -> int:
-        """Return how many more deliveries may be open."""
-        if self._is_app_away:
-            return int(now >= self._retry_at and not self._open_count)
-        return self._host.settings.delivery.push.concurrency - self._open_count
-
     # One delivery.
 
     async def _deliver(self, batch: Batch) -> _DeliveryResult:
-        attempts = [(message, self._settlement.attempt_number(batch, message)) for message in batch.delivery.messages]
-        app_answer = await self._post_batch(batch, attempts)
+        attempts = [(message, batch.window.attempt_number(message)) for message in batch.delivery.messages]
+        response = await self._poster.post(batch, attempts)
         answered_at = self._host.now()
-        answer = PushOutcome.ABORTED
-        if app_answer:
-            answer = _OUTCOME_BY_ANSWER.get(app_answer.outcome, PushOutcome.RETRY)
-        if answer is not PushOutcome.DONE and not self._host.may_send(batch.queue, batch.delivery.started_at):
-            answer = PushOutcome.ABORTED  # the queue's next owner has these messages: nothing is sent back
-        if app_answer and answer is not PushOutcome.ABORTED:  # an aborted delivery does not show the state of the app
-            self._track_app(answer)
-            self._count_answer(batch, attempts, app_answer)
-        outcomes = self._outcomes(answer, batch)  # before settling, which counts the attempt and may make it the last
-        await self._settle_batch(answer, batch)
+        outcome = PushOutcome.ABORTED
+        if response:
+            outcome = _OUTCOME_BY_RESPONSE.get(response.outcome, PushOutcome.RETRY)
+        if outcome is not PushOutcome.DONE and not self._host.may_send(batch.queue, batch.delivery.started_at):
+            outcome = PushOutcome.ABORTED  # the queue's next owner has these messages: nothing is sent back
+        if response and outcome is not PushOutcome.ABORTED:  # an aborted delivery does not show the state of the app
+            self._app.track(response.outcome)
+            self._count_response(batch, attempts, response)
+        outcomes = self._split_by_outcome(outcome, batch)  # before settling, which may count a message's last attempt
+        await self._settle_batch(outcome, batch)
         return _DeliveryResult(outcomes, answered_at)
 
-    def _count_answer(self, batch: Batch, attempts: Sequence[tuple[Message, int]], answer: AppResponse) -> None:
-        """Count an answer; not the rejection of a batch, whose messages are posted again one by one."""
-        if answer.outcome is DeliveryOutcome.REJECTED and len(attempts) > 1:
+    def _count_response(self, batch: Batch, attempts: Attempts, response: AppResponse) -> None:
+        """Count a response; not the rejection of a batch, whose messages are posted again one by one."""
+        if response.outcome is DeliveryOutcome.REJECTED and len(attempts) > 1:
             return
         now = self._host.now()
         counts = self._host.delivery_counts
-        counts.count(batch.queue, attempts, answer, now)
-        if answer.outcome is not DeliveryOutcome.REFUSED:
+        counts.count(batch.queue, attempts, response, now)
+        if response.outcome is not DeliveryOutcome.REFUSED:
             counts.count_time(topic_label(attempts[0][0], self._host.settings.topics), now - batch.delivery.started_at)
 
-    def _outcomes(self, answer: PushOutcome, batch: Batch) -> Outcomes:
-        """Return the outcome of each message after an answer."""
-        messages = [*batch.delivery.messages]
+    def _split_by_outcome(self, outcome: PushOutcome, batch: Batch) -> Outcomes:
+        """Return the outcome of each message after a response."""
+        messages = batch.delivery.messages
         is_batch = len(messages) > 1
-        if answer is PushOutcome.DEAD_LETTER and is_batch:
-            return [(PushOutcome.SPLIT, messages)]
+        if outcome is PushOutcome.DEAD_LETTER and is_batch:
+            return {PushOutcome.SPLIT: messages}
         is_retried_alone = batch.window.orderly and is_batch  # so none becomes a dead letter now: see _retry_in_place
-        if answer is not PushOutcome.RETRY or is_retried_alone:
-            return [(answer, messages)]
-        exhausted = [message for message in messages if self._settlement.is_last_attempt(batch, message)]
-        retried = [message for message in messages if not self._settlement.is_last_attempt(batch, message)]
-        return [(PushOutcome.DEAD_LETTER, exhausted), (PushOutcome.RETRY, retried)]
+        if outcome is not PushOutcome.RETRY or is_retried_alone:
+            return {outcome: messages}
+        exhausted, retried = partition(messages, partial(self._settlement.is_last_attempt, batch))
+        return {PushOutcome.DEAD_LETTER: exhausted, PushOutcome.RETRY: retried}
 
     def _on_delivery_ended(self, batch: Batch, task: asyncio.Task[_DeliveryResult]) -> None:
         """Clean up and count a delivery, however it ended; it may have been cancelled, even before it started."""
@@ -213,7 +241,7 @@ class PushDelivery:
         now = self._host.now()
         if error or task.cancelled():
             outcome = PushOutcome.FAILED if error else PushOutcome.ABORTED
-            self._count_result(batch, _DeliveryResult([(outcome, [*unfinished])], now))
+            self._count_result(batch, _DeliveryResult({outcome: unfinished}, now))
         else:
             self._count_result(batch, task.result())
         if reader := self._host.reader_of(batch.queue):
@@ -224,87 +252,13 @@ class PushDelivery:
 
     def _count_result(self, batch: Batch, result: _DeliveryResult) -> None:
         seconds = result.answered_at - batch.delivery.started_at
-        all_messages = [message for _, messages in result.outcomes for message in messages]
-        self._host.metrics.observe_delivery(seconds, all_messages)
-        for outcome, messages in result.outcomes:
+        self._host.metrics.observe_delivery(seconds, chain.from_iterable(result.outcomes.values()))
+        for outcome, messages in result.outcomes.items():
             self._host.on_delivery_ended(messages, outcome, seconds)
 
-    async def _post_batch(self, batch: Batch, attempts: Sequence[tuple[Message, int]]) -> AppResponse | None:
-        """Post a delivery and return the app's answer; None if it may not be sent any more."""
-        push = self._host.settings.delivery.push
-        generation = self._host.obeyed_generation
-        if redelivered := sum(attempt > 1 for _, attempt in attempts):
-            self._host.metrics.redelivered.inc(redelivered)
-        if push.max_batch > 1 or len(attempts) > 1:
-            headers = cloudevents.BATCH_HEADERS
-            body = cloudevents.encode_batch(attempts, generation)
-        else:
-            [(message, attempt)] = attempts
-            headers = cloudevents.encode_headers(message, attempt, generation)
-            body = message.body
-        try:
-            status = await self._get_poster(push.port).post(
-                push.path, headers, body, push.timeout, partial(self._may_send, batch)
-            )
-        except ConnectFailedError:
-            return AppResponse(DeliveryOutcome.REFUSED)
-        except SendForbiddenError:
-            return None
-        except TimeoutError:
-            _log.info("%s: the app did not respond within %g s", batch.queue, push.timeout)
-            return AppResponse(DeliveryOutcome.TIMEOUT)
-        except BadResponseError as error:
-            _log.info("%s: %s", batch.queue, error)
-            return AppResponse(DeliveryOutcome.BROKEN)
-        return response_of_status(status)
-
-    def _may_send(self, batch: Batch) -> bool:
-        """Whether a delivery may be sent now, over a connection that the app has accepted."""
-        may_send = self._host.may_send(batch.queue, batch.delivery.started_at)
-        if may_send:
-            batch.window.mark_sent(batch.delivery)
-        return may_send
-
-    def _get_poster(self, port: int) -> HttpPoster:
-        if self._poster is None or self._poster.port != port:
-            self._close_poster()
-            self._poster = HttpPoster(self._app_host, port)
-        return self._poster
-
-    def _track_app(self, answer: PushOutcome) -> None:
-        """Track whether the app is away, and schedule the next try if it is."""
-        backoff = _BACKOFFS.get(answer)
-        now = self._host.now()
-        self._report_app_problem(answer)
-        if self._is_app_away:
-            self._host.metrics.paused.inc(now - self._last_answer_at)
-        self._last_answer_at = now
-        if backoff is None:
-            self._is_app_away = False
-            self._backoff_seconds = 0.0
-            return
-        if not self._is_app_away:
-            self._is_app_away = True
-            self._retry_at = 0.0
-        if now >= self._retry_at:  # deliveries that fail together count once
-            self._backoff_seconds = min(max(backoff.min_seconds, 2 * self._backoff_seconds), backoff.max_seconds)
-            self._retry_at = now + self._backoff_seconds
-            asyncio.get_running_loop().call_later(self._backoff_seconds, self._schedule_fill)
-
-    def _report_app_problem(self, answer: PushOutcome) -> None:
-        """Report why the app cannot be reached, or clear that problem."""
-        push = self._host.settings.delivery.push
-        not_found = not_listening = ""
-        if answer is PushOutcome.NOT_FOUND:
-            not_found = f"The app answers 404 to POST {push.path}; correct spec.delivery.push.path"
-        elif answer is PushOutcome.APP_AWAY:
-            not_listening = f"No process listens on port {push.port}; start the app, or correct spec.delivery.push.port"
-        self._host.problems.set_problem(Reason.APP_PATH_NOT_FOUND, not_found)
-        self._host.problems.set_problem(Reason.APP_NOT_LISTENING, not_listening)
-
-    async def _settle_batch(self, answer: PushOutcome, batch: Batch) -> None:
+    async def _settle_batch(self, outcome: PushOutcome, batch: Batch) -> None:
         messages = batch.delivery.messages
-        match answer:
+        match outcome:
             case PushOutcome.DONE:
                 for message in messages:
                     self._settlement.ack(batch, message)
@@ -335,10 +289,5 @@ class PushDelivery:
 
     async def close(self) -> None:
         """Clear the problems of the app, and close connections."""
-        for reason in (Reason.APP_PATH_NOT_FOUND, Reason.APP_NOT_LISTENING):
-            self._host.problems.set_problem(reason, "")
-        self._close_poster()
-
-    def _close_poster(self) -> None:
-        if self._poster:
-            self._poster.close()
+        self._app.clear_problems()
+        self._poster.close()

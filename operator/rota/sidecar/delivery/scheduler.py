@@ -46,12 +46,12 @@ class DeliveryScheduler:
         """Start the next delivery, if one of the `total_slots` is free; a queue that cannot deliver loses its turn."""
         if free_slots <= 0:
             return None
-        are_others_reserved = free_slots <= total_slots // RESERVED_DIVISOR
+        only_idle_queues = free_slots <= total_slots // RESERVED_DIVISOR
         for _ in range(len(self._ready)):
             if not self._ready:  # `may_deliver` can withdraw queues
                 break
             queue, window = self._ready.popitem(last=False)
-            if are_others_reserved and window.open_deliveries:
+            if only_idle_queues and window.open_deliveries:
                 self._ready[queue] = window
                 continue
             delivery = window.start_delivery(max_messages(queue), now) if self._may_deliver(queue) else None

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from rota.brokers.errors import BrokerError, RejectedError
 from rota.brokers.message import Message
@@ -12,6 +12,7 @@ from rota.model import Queue, Reason, single_line
 from rota.sidecar.consume.queue_reader import QueueReader
 from rota.sidecar.delivery.scheduler import Batch
 from rota.sidecar.member.window import IMMEDIATELY, QueueWindow
+from rota.sidecar.status.control_api import ReportSource
 from rota.sidecar.status.delivery_counts import DeliveryCounts
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics
@@ -20,6 +21,8 @@ from rota.spec.resolved import GroupSettings
 SEND_BACK_RETRY_SECONDS = 5.0  # seconds before a message that the broker did not take back is delivered again
 MAX_ID_CHARACTERS = 100  # characters of a message's id in logs and problems
 UNLIMITED_ATTEMPTS = 2**31 - 1  # the broker's maximum: the sidecar decides when a message has no attempt left
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,17 @@ class DeliveryHost(SettlementHost, Protocol):
     """The member, as Push and Pull delivery need it."""
 
     metrics: SidecarMetrics
+
+    @property
+    def status(self) -> ReportSource:
+        """The member's reports."""
+
+    @property
+    def obeyed_generation(self) -> int:
+        """The generation of the obeyed assignment."""
+
+    def start_task(self, work: Coroutine[None, None, object]) -> None:
+        """Run a coroutine as a task."""
 
     def may_deliver(self, queue: Queue) -> bool:
         """Whether a delivery of this queue may start now."""
@@ -82,15 +96,11 @@ class Settlement:
         self._host = host
         self._last_rejected: _RejectedMessage | None = None
 
-    def attempt_number(self, batch: Batch, message: Message) -> int:
-        """Return the number of this attempt, from 1."""
-        return batch.window.attempt_number(message)
-
     def is_last_attempt(self, batch: Batch, message: Message) -> bool:
         """Whether this was the message's last attempt, so that a failure makes it a dead letter."""
         max_attempts = self._host.settings.max_attempts
         has_limit = max_attempts >= 0 and not self._host.settings.is_broadcasting  # -1: for ever
-        return has_limit and self.attempt_number(batch, message) >= max_attempts
+        return has_limit and batch.window.attempt_number(message) >= max_attempts
 
     def ack(self, batch: Batch, message: Message) -> None:
         """Finish a message."""
@@ -150,6 +160,15 @@ class Settlement:
             if delay_level == RETRY_LEVEL:
                 self._host.delivery_counts.count_returned(message.reconsume_times, self._host.now())
             self.ack(batch, message)
+
+
+def partition(items: Iterable[T], predicate: Callable[[T], bool]) -> tuple[list[T], list[T]]:
+    """Return the items that satisfy the predicate, and the others, both in their order."""
+    matching: list[T] = []
+    others: list[T] = []
+    for item in items:
+        (matching if predicate(item) else others).append(item)
+    return matching, others
 
 
 def _short_id(message: Message) -> str:

@@ -1,12 +1,11 @@
 """Switch between Push and Pull delivery, as the settings say; the mode changes only after a drain."""
 
-from typing import Protocol
-
 from rota.model import Reason
 from rota.sidecar.consume.queue_reader import QueueReader
-from rota.sidecar.delivery import pull, push
+from rota.sidecar.delivery import pull
 from rota.sidecar.delivery.pull import PullDelivery
 from rota.sidecar.delivery.push import PushDelivery
+from rota.sidecar.delivery.settlement import DeliveryHost
 
 _NODE_NETWORK_MESSAGE = (
     "The pod uses hostNetwork, so any process on its node could receive its messages; "
@@ -14,15 +13,11 @@ _NODE_NETWORK_MESSAGE = (
 )
 
 
-class SwitchHost(push.PushHost, pull.PullHost, Protocol):
-    """The member, as either mode needs it."""
-
-
 class DeliverySwitch:
     """Delivers messages by the mode in force."""
 
     def __init__(
-        self, host: SwitchHost, app_host: str, pull_port: int = pull.PORT, *, shares_node_network: bool = False
+        self, host: DeliveryHost, app_host: str, pull_port: int = pull.PORT, *, shares_node_network: bool = False
     ) -> None:
         """Push posts to `app_host`; Pull listens there at `pull_port`, but not with `shares_node_network`."""
         self._host = host

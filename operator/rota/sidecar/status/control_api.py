@@ -24,10 +24,7 @@ from rota.spec import Seconds
 
 PORT: Final = 9913
 MAX_WAIT_SECONDS = 30.0
-MAX_CONNECTIONS = 128
-MAX_HEADERS = 32
-MAX_HEADER_BYTES = 2048
-LIMITS = ServerLimits(MAX_CONNECTIONS, max_headers=MAX_HEADERS, max_header_bytes=MAX_HEADER_BYTES)
+LIMITS = ServerLimits(max_connections=128, max_headers=32, max_header_bytes=2048)
 MAX_WAITING_REPORTS = 32  # further long polls are answered at once
 MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
 MAX_DRAIN_BYTES = 1024
@@ -79,8 +76,10 @@ class KeyFiles:
         keys: list[bytes] = []
         for name in ("current", "previous"):
             with suppress(OSError):
-                keys.append((self._folder / name).read_bytes())
-        return [key for key in keys if len(key) == KEY_BYTES]
+                key = (self._folder / name).read_bytes()
+                if len(key) == KEY_BYTES:
+                    keys.append(key)
+        return keys
 
 
 class ControlApi:
@@ -105,8 +104,8 @@ class ControlApi:
         """The routes, for the control port or the probe port."""
         return [
             web.get("/v1/report", self._report),
-            web.get("/v1/report/queues", partial(self._page, self._encode_queues)),
-            web.get("/v1/report/deliveries", partial(self._page, self._encode_deliveries)),
+            web.get("/v1/report/queues", partial(self._page, self._host.status.queues)),
+            web.get("/v1/report/deliveries", partial(self._page, self._host.status.deliveries)),
             web.post("/v1/drain", self._drain),
         ]
 
@@ -129,18 +128,12 @@ class ControlApi:
                     await self._host.status.wait_for_revision(int(after))
         return _respond(request, encode_report(self._host), keys)
 
-    async def _page(self, encode_page: Callable[[int], bytes], request: web.Request) -> web.Response:
+    async def _page(self, page_of: Callable[[int], object], request: web.Request) -> web.Response:
         keys = self._authenticate(request)
         start = request.query.get("from", "")
         if not _NUMBER.fullmatch(start):
             return web.Response(status=400, text="from must be 0 or the next value of the previous page\n")
-        return _respond(request, encode_page(int(start or 0)), keys)
-
-    def _encode_queues(self, start: int) -> bytes:
-        return msgspec.json.encode(self._host.status.queues(start))
-
-    def _encode_deliveries(self, start: int) -> bytes:
-        return msgspec.json.encode(self._host.status.deliveries(start))
+        return _respond(request, msgspec.json.encode(page_of(int(start or 0))), keys)
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Drain permanently. The signature covers the pod's uid; an unsigned request must name it in its body."""

@@ -45,12 +45,11 @@ class CountedReader(Protocol):
 
 
 class _FailedMessage(NamedTuple):
-    topic: str
-    queue: Queue
-    offset: int
-    attempts: int
-    answer: AppResponse
+    message: FailingMessage  # without its age
     failed_at: float
+
+    def with_age(self, now: float) -> FailingMessage:
+        return replace(self.message, age=round(now - self.failed_at, 3))
 
 
 class DeliveryCounts:
@@ -91,7 +90,10 @@ class DeliveryCounts:
             if attempt >= FAILED_ATTEMPTS and answer.outcome is not DeliveryOutcome.REJECTED:
                 name = _short_id(message)
                 self._failed.pop(name, None)
-                self._failed[name] = _FailedMessage(_short_topic(message), queue, message.offset, attempt, answer, now)
+                failing = FailingMessage(
+                    _short_topic(message), *queue, message.offset, attempt, 0.0, answer.outcome, answer.status
+                )
+                self._failed[name] = _FailedMessage(failing, now)
         while len(self._failed) > MAX_FAILED_MESSAGES:
             del self._failed[next(iter(self._failed))]
 
@@ -154,32 +156,25 @@ class DeliveryCounts:
         return LastFailure(answer.outcome, round(now - failed_at, 3), answer.status)
 
     def _count_delayed(self, now: float) -> int:
-        for due in [due for due in self._due if due * DUE_STEP_SECONDS <= now]:
-            del self._due[due]
+        for due in [*self._due]:
+            if due * DUE_STEP_SECONDS <= now:
+                del self._due[due]
         return sum(self._due.values())
 
     def _list_failing(self, readers: Mapping[Queue, CountedReader], now: float) -> list[FailingMessage]:
         """Return the messages with the most attempts: hanging ones first, then those that failed recently."""
-        for name in [name for name, message in self._failed.items() if message.failed_at < now - FAILED_SECONDS]:
-            del self._failed[name]
-        failed = (_as_message(message, now) for message in self._failed.values())
-        named = chain(_list_hanging(readers, now), failed)
-        return nlargest(MESSAGES_IN_PAGE, named, key=lambda message: (not message.outcome, message.attempts))
+        for name, failed in [*self._failed.items()]:
+            if failed.failed_at < now - FAILED_SECONDS:
+                del self._failed[name]
+        recent = (failed.with_age(now) for failed in self._failed.values())
+        messages = chain(_list_hanging(readers, now), recent)
+        return nlargest(MESSAGES_IN_PAGE, messages, key=lambda message: (not message.outcome, message.attempts))
 
 
 def _as_counts(queue: Queue, counts: DeliveryTotals) -> QueueCounts:
     seconds = (counts.active_seconds, counts.in_flight_seconds, counts.backlog_seconds)
-    return QueueCounts(
-        *queue, counts.first_attempts, counts.done, counts.failures, *(round(number, 3) for number in seconds)
-    )
-
-
-def _as_message(message: _FailedMessage, now: float) -> FailingMessage:
-    age = round(now - message.failed_at, 3)
-    answer = message.answer
-    return FailingMessage(
-        message.topic, *message.queue, message.offset, message.attempts, age, answer.outcome, answer.status
-    )
+    rounded = [round(number, 3) for number in seconds]
+    return QueueCounts(*queue, counts.first_attempts, counts.done, counts.failures, *rounded)
 
 
 def _list_hanging(readers: Mapping[Queue, CountedReader], now: float) -> Iterator[FailingMessage]:

@@ -115,14 +115,9 @@ def delivery_span(
     return DeliverySpan(parent, trace_state(message), f"deliver {topic}", start, end, attributes, error)
 
 
-class OpenSender(Protocol):
-    """Opens a sender to the receiver at a base URL."""
-
-    def __call__(self, endpoint: str, on_result: Callable[[str], None]) -> SpanSender:
-        """Return a sender that calls `on_result` after each batch, in any thread: why it was not sent, or "".
-
-        Raise ValueError with a sentence if spans cannot be sent.
-        """
+# Opens a sender to the receiver at a base URL; raises ValueError with a sentence if spans cannot be sent. After each
+# batch the sender calls the given function, in any thread: with the reason why the batch was not sent, or with "".
+OpenSender = Callable[[str, Callable[[str], None]], SpanSender]
 
 
 class DeliverySpans:
@@ -150,7 +145,10 @@ class DeliverySpans:
         async with self._switching:
             self._sender_number += 1
             self._on_problem("")
-            await self._close()
+            sender = self._sender
+            self._sender = None
+            if sender:
+                await call_in_thread(CLOSE_SECONDS, sender.close)
             if endpoint := self._endpoint:
                 try:
                     self._sender = await asyncio.to_thread(self._open_sender, endpoint, self._result_callback(endpoint))
@@ -194,19 +192,10 @@ class DeliverySpans:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.switch()
 
-    async def _close(self) -> None:
-        sender = self._sender
-        self._sender = None
-        if sender:
-            await call_in_thread(CLOSE_SECONDS, sender.close)
-
 
 def _describe_failure(endpoint: str, failure: str) -> str:
-    if not failure:
-        return ""
-    return (
-        f"Spans cannot be sent to {endpoint}: {failure}; correct spec.delivery.traces.endpoint, or start the receiver"
-    )
+    solution = "correct spec.delivery.traces.endpoint, or start the receiver"
+    return f"Spans cannot be sent to {endpoint}: {failure}; {solution}" if failure else ""
 
 
 def open_otlp_sender(endpoint: str, on_result: Callable[[str], None], *, resource: Mapping[str, str]) -> SpanSender:

@@ -61,9 +61,15 @@ class Problems:
 
     def report_unread(self, queues: Collection[Queue]) -> None:
         """Report queues without a successful pull for long, though their brokers respond; the message names one."""
-        quiet = [queue for queue in queues if not self.is_failing(queue.broker) and queue not in self._rejections]
-        message = f"Some queues are not read, such as {min(quiet)}: no pull has succeeded for a minute" if quiet else ""
-        self.set_problem(Reason.QUEUES_NOT_READ, message)
+        unexplained = [queue for queue in queues if not self._is_cause_reported(queue)]
+        text = ""
+        if unexplained:
+            text = f"Some queues are not read, such as {min(unexplained)}: no pull has succeeded for a minute"
+        self.set_problem(Reason.QUEUES_NOT_READ, text)
+
+    def _is_cause_reported(self, queue: Queue) -> bool:
+        """Whether another problem says already why a queue's pulls fail."""
+        return self.is_failing(queue.broker) or queue in self._rejections
 
     def report_task(self, name: str, error: Exception | None) -> None:
         """Report that a task of the sidecar failed, or that it runs steadily again; the message names one."""

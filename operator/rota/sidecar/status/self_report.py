@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from rota.model import Queue
 from rota.ranges import to_ranges
@@ -14,6 +15,7 @@ from rota.sidecar.member.member import Member
 from rota.sidecar.member.queue_lifecycle import LeaseState
 from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.problems import Problems
+from rota.sidecar.status.pull_status import PullStatus
 
 PROGRESS_PAGE_QUEUES = 400  # less than 256 KiB, for names of any length
 
@@ -30,8 +32,7 @@ class ReportedReader(Protocol):
     """The properties of a queue's reader that reports need."""
 
     window: QueueWindow
-    pulled_at: float
-    obstacle: QueueState
+    pull_status: PullStatus
 
 
 class QueuesPage(Struct, frozen=True):
@@ -69,10 +70,10 @@ def full_report(
     released_queues: ReleasedQueues,
 ) -> FullReport:
     """Return the report without its revision; `member_report` covers only state that is on the disk."""
-    fields = {name: getattr(member_report, name) for name in Report.__struct_fields__}
     states = Counter(_queue_state(queue, reader, member) for queue, reader in readers.items())
     del states[""]
     entries = [*_uncommitted_entries(member, readers), *released_queues.entries_except(readers)]
+    fields = asdict(member_report)
     fields |= {"troubles": problems.messages, "states": dict(states), "uncommitted": entries[:MAX_UNCOMMITTED_ENTRIES]}
     inflight = sum(reader.window.in_flight for reader in readers.values())
     return FullReport(**fields, inflight=inflight, stuck=to_ranges(member.stuck_queues))
@@ -80,7 +81,7 @@ def full_report(
 
 def _queue_state(queue: Queue, reader: ReportedReader, member: Member) -> QueueState:
     lease = member.leases.get(queue)
-    return _STATE_BY_LEASE.get(lease.state, reader.obstacle) if lease else ""
+    return _STATE_BY_LEASE.get(lease.state, reader.pull_status.obstacle) if lease else ""
 
 
 def _uncommitted_entries(member: Member, readers: Mapping[Queue, ReportedReader]) -> list[Uncommitted]:
@@ -88,7 +89,8 @@ def _uncommitted_entries(member: Member, readers: Mapping[Queue, ReportedReader]
     entries: list[Uncommitted] = []
     for queue, reader in readers.items():
         lease = member.leases.get(queue)
-        if (lease is None or lease.state is LeaseState.DRAINING) and (entry := _uncommitted(queue, reader.window)):
+        is_given_up = lease is None or lease.state is LeaseState.DRAINING
+        if is_given_up and (entry := _uncommitted(queue, reader.window)):
             entries.append(entry)
     return entries
 
@@ -112,7 +114,8 @@ def _queue_status(queue: Queue, reader: ReportedReader, member: Member, now: flo
     lease = member.leases.get(queue)
     committed = window.committed_offset if window.has_start_offset else None
     locked = bool(lease and lease.locked_at is not None)
-    age = round(now - reader.pulled_at, 3) if reader.pulled_at else None
+    pulled_at = reader.pull_status.answered_at
+    age = round(now - pulled_at, 3) if pulled_at else None
     return QueueStatus(
         *queue,
         committed=committed,

@@ -1,7 +1,7 @@
 """Prometheus metrics of a sidecar."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 
 from rota.brokers.message import Message
@@ -71,7 +71,7 @@ class SidecarMetrics:
         """All metrics of the sidecar."""
         return self._metrics.declared
 
-    def observe_delivery(self, seconds: float, messages: Sequence[Message] = ()) -> None:
+    def observe_delivery(self, seconds: float, messages: Iterable[Message] = ()) -> None:
         """Record how long a delivery was at the app; the first traced message is the exemplar."""
         trace_ids = filter(None, map(trace_id_of, messages))
         trace_id = next(trace_ids, None)

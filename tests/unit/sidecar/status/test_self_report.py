@@ -1,6 +1,6 @@
 """A member's report of its queues, put together from the state of their readers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -9,11 +9,12 @@ from rota.brokers.message import Message
 from rota.brokers.port import PullResult
 from rota.documents import encode_assignment
 from rota.model import Queue
-from rota.reports import MAX_UNCOMMITTED_ENTRIES, FullReport, QueueState, Uncommitted
+from rota.reports import MAX_UNCOMMITTED_ENTRIES, FullReport, Uncommitted
 from rota.sidecar.member.member import Member
 from rota.sidecar.member.queue_lifecycle import LeaseEvent
 from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.problems import Problems
+from rota.sidecar.status.pull_status import PullStatus
 from rota.sidecar.status.self_report import ReleasedQueues, full_report, queues_page
 
 Q, R = Queue("orders", "a", 0), Queue("orders", "a", 1)
@@ -24,8 +25,7 @@ class AReader:
     """The state of a queue's reader."""
 
     window: QueueWindow
-    pulled_at: float = 0.0
-    obstacle: QueueState = ""
+    pull_status: PullStatus = field(default_factory=PullStatus)
 
 
 def a_window(queue: Queue, start: int = 5, last_sent: int | None = None) -> QueueWindow:

@@ -1,0 +1,69 @@
+"""Availability of the app to pushed messages: it is away while no process listens, or while its path answers 404.
+
+Any other response shows that the app is back. While it is away, one delivery at a time is tried, after a pause.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from rota.deliveries import DeliveryOutcome
+from rota.model import Reason
+from rota.sidecar.delivery.settlement import DeliveryHost
+
+# The first and the longest pause between two tries, in seconds; the pause doubles.
+_PAUSES_SECONDS = {
+    DeliveryOutcome.REFUSED: (0.1, 1.0),
+    DeliveryOutcome.NOT_FOUND: (1.0, 10.0),  # a user must correct the path, and each try is a request to the app
+}
+
+
+class AppAvailability:
+    """Tracks whether the app is away, and reports why."""
+
+    def __init__(self, host: DeliveryHost, on_try_due: Callable[[], None]) -> None:
+        """`on_try_due` is called after each pause."""
+        self.is_away = False
+        self._host = host
+        self._on_try_due = on_try_due
+        self._last_response_at = 0.0
+        self._pause_seconds = 0.0
+        self._retry_at = 0.0  # no delivery is tried before this while the app is away
+
+    def is_try_due(self, now: float) -> bool:
+        """Whether the pause is over."""
+        return now >= self._retry_at
+
+    def clear_problems(self) -> None:
+        """Clear the problems: nothing is pushed any more."""
+        self._report_problem(DeliveryOutcome.DONE)
+
+    def track(self, outcome: DeliveryOutcome) -> None:
+        """Track the app's response, and schedule the next try if it is away."""
+        now = self._host.now()
+        self._report_problem(outcome)
+        if self.is_away:
+            self._host.metrics.paused.inc(now - self._last_response_at)
+        self._last_response_at = now
+        pauses = _PAUSES_SECONDS.get(outcome)
+        if pauses is None:
+            self.is_away = False
+            self._pause_seconds = 0.0
+            return
+        if not self.is_away:
+            self.is_away = True
+            self._retry_at = 0.0
+        if now >= self._retry_at:  # deliveries that fail together count once
+            first, longest = pauses
+            self._pause_seconds = min(max(first, 2 * self._pause_seconds), longest)
+            self._retry_at = now + self._pause_seconds
+            asyncio.get_running_loop().call_later(self._pause_seconds, self._on_try_due)
+
+    def _report_problem(self, outcome: DeliveryOutcome) -> None:
+        push = self._host.settings.delivery.push
+        not_found = not_listening = ""
+        if outcome is DeliveryOutcome.NOT_FOUND:
+            not_found = f"The app answers 404 to POST {push.path}; correct spec.delivery.push.path"
+        elif outcome is DeliveryOutcome.REFUSED:
+            not_listening = f"No process listens on port {push.port}; start the app, or correct spec.delivery.push.port"
+        self._host.problems.set_problem(Reason.APP_PATH_NOT_FOUND, not_found)
+        self._host.problems.set_problem(Reason.APP_NOT_LISTENING, not_listening)
