@@ -11,7 +11,7 @@ from kube.members import NODE
 from kube.world import GROUP, OperatedNamespace, a_group, add_two_members
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Membership
-from rota.kube.brokers import route_watcher
+from rota.kube.brokers import online_consumers, route_watcher
 from rota.model import Queue
 from rota.ranges import from_ranges
 from rota.spec import Subscription
@@ -142,7 +142,7 @@ async def test_condition_duplicate_client_ids_is_set_and_no_queue_moves(
     memory: MemoryCluster, world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        route_watcher, "SILENT_CONNECTION_SECONDS", 0.5
+        online_consumers, "SILENT_CONNECTION_SECONDS", 0.5
     )  # the in-memory broker has no addresses, so a duplicate may be one silent connection
     owners = await add_two_members(world)
     used_twice, used_once = (world.fleet.members[name].client_id for name in ("orders-a", "orders-b"))

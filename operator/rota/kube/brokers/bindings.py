@@ -1,18 +1,28 @@
-"""Bindings of groups to broker clusters, and which of several ConsumerGroups owns a consumer group."""
+"""Bindings of groups to broker clusters, and which of several ConsumerGroups owns a consumer group.
+
+Each ConsumerGroup claims the consumer group that it names. Several may claim the same one: its rivals are those that
+also share brokers with it. The oldest rival that a common broker has accepted (it lists the group's consumers) owns the
+consumer group; a younger one is a duplicate, which must release all queues. A group without an assignment waits until
+every older rival was polled, with or without success: until then one of them may turn out to be the owner.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from rota.aio import loop_time
 from rota.brokers.port import Brokers
 from rota.kube.brokers.broker_access import ClusterAccess
 from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import LagPoller
-from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
+from rota.kube.brokers.online_consumers import suffix_of
+from rota.kube.brokers.route_watcher import RouteWatcher
+from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.client.objects import ObjectKey
 from rota.kube.state.group import Group
-from rota.model import Finding, Reason
+from rota.model import Finding, Queue, Reason
 from rota.spec import RocketMQ
 
 _AFTER_ANY_TIME = "~"  # sorts after every timestamp
@@ -37,10 +47,15 @@ class Binding:
     group: Group
     interest: TopicInterest
     rocketmq: RocketMQ
-    cluster: BrokerCluster | None = None
+    cluster: BrokerCluster | None = None  # None while the operator does not lead, or a Secret is missing
     problems: tuple[Finding, ...] = ()
     was_polled: bool = False  # since this operator leads; also without success: no Secret, or no response
     is_accepted: bool = False  # whether the brokers list the group's consumers; the last response counts
+
+    @property
+    def key(self) -> ObjectKey:
+        """The group's namespace and name."""
+        return self.group.namespace, self.group.name
 
     @property
     def source(self) -> tuple[str, bytes]:
@@ -48,23 +63,127 @@ class Binding:
         return self.group.namespace, msgspec.json.encode(self.rocketmq)
 
     @property
+    def may_change_access(self) -> bool:
+        """Whether the group's access depends on Secrets, which may be renewed."""
+        return bool(self.rocketmq.credentials_secret or self.rocketmq.tls.enabled or self.problems)
+
+    @property
     def creation_order(self) -> tuple[str, str]:
         """Sort key: creation time, then uid; the oldest group first."""
         metadata = self.group.body.metadata if self.group.body else None
         return (metadata.creation_timestamp or _AFTER_ANY_TIME, metadata.uid) if metadata else (_AFTER_ANY_TIME, "")
 
+    def is_older_than(self, rival: "Binding") -> bool:
+        """Whether the group was created before another one."""
+        return self.creation_order < rival.creation_order
+
+    @property
+    def broker_addresses(self) -> frozenset[str]:
+        """The addresses of the brokers of the group's topics; these list the group's consumers."""
+        if self.cluster is None:
+            return frozenset()
+        brokers = self.cluster.route_watcher.routes.brokers_of(self.interest.consumed_topics)
+        return self.cluster.brokers.addresses(brokers)
+
+    def has_common_broker(self, rival: "Binding") -> bool:
+        """Whether the topics of two groups are known to be on a common broker."""
+        return not self.broker_addresses.isdisjoint(rival.broker_addresses)
+
+    def update_acceptance(self, *, was_polled: bool = False) -> bool:
+        """Record whether the group was polled and is accepted by its brokers; return whether that has changed."""
+        previous = self.was_polled, self.is_accepted
+        self.was_polled = self.was_polled or was_polled
+        is_accepted = self.cluster.route_watcher.online_of(self.key).is_accepted if self.cluster else None
+        if is_accepted is not None:  # None: no response, which leaves the last one in force
+            self.is_accepted = is_accepted
+        return (self.was_polled, self.is_accepted) != previous
+
+
+class Bindings:
+    """The bindings of all groups, and which groups claim the same consumer group."""
+
+    def __init__(self) -> None:
+        self._bindings: dict[ObjectKey, Binding] = {}
+        self._claims: dict[str, set[ObjectKey]] = {}  # by consumer group: the ConsumerGroups that claim it
+
+    def __iter__(self) -> Iterator[Binding]:
+        """Iterate over a copy: groups may come and go meanwhile."""
+        return iter(list(self._bindings.values()))
+
+    def __contains__(self, binding: Binding) -> bool:
+        """Whether this is still the binding of its group, which may have been deleted."""
+        return self._bindings.get(binding.key) is binding
+
+    def get(self, key: ObjectKey) -> Binding | None:
+        """Return the binding of the group with this key."""
+        return self._bindings.get(key)
+
+    def of(self, group: Group) -> Binding | None:
+        """Return the binding of a group."""
+        return self._bindings.get((group.namespace, group.name))
+
+    def cluster_of(self, key: ObjectKey) -> BrokerCluster | None:
+        """Return the cluster that a group is bound to."""
+        binding = self._bindings.get(key)
+        return binding.cluster if binding else None
+
+    def add(self, binding: Binding) -> None:
+        """Add a group, which claims its consumer group."""
+        self._bindings[binding.key] = binding
+        self._claims.setdefault(binding.interest.consumer_group, set()).add(binding.key)
+
+    def update(self, binding: Binding, group: Group, interest: TopicInterest, rocketmq: RocketMQ) -> None:
+        """Change a binding, and the claim of its group."""
+        self._remove_claim(binding)
+        binding.group = group
+        binding.interest = interest
+        binding.rocketmq = rocketmq
+        self.add(binding)
+
+    def remove(self, binding: Binding) -> None:
+        """Remove a group and its claim."""
+        del self._bindings[binding.key]
+        self._remove_claim(binding)
+
+    def _remove_claim(self, binding: Binding) -> None:
+        claimants = self._claims[binding.interest.consumer_group]
+        claimants.discard(binding.key)
+        if not claimants:
+            del self._claims[binding.interest.consumer_group]
+
+    def rivals_of(self, binding: Binding) -> list[Binding]:
+        """Return the other groups that claim this one's consumer group at the same brokers."""
+        claimants = sorted(self._claims[binding.interest.consumer_group] - {binding.key})
+        rivals = map(self._bindings.__getitem__, claimants)
+        return [rival for rival in rivals if share_brokers(binding, rival)]
+
+    def unmanaged_ids(self, key: ObjectKey) -> Collection[str]:
+        """Return the client ids last seen in a group that do not belong to its members."""
+        binding = self._bindings.get(key)
+        if binding is None or binding.cluster is None:
+            return ()
+        client_ids = binding.cluster.route_watcher.online_of(key).consumers
+        if not client_ids:
+            return ()
+        suffixes = member_suffixes(binding, self.rivals_of(binding), loop_time())
+        return [client_id for client_id in client_ids if suffix_of(client_id) not in suffixes]
+
+    def reported_offsets(self, key: ObjectKey) -> Mapping[Queue, int]:
+        """Return the offsets of the slowest member of a Broadcasting group, as its members report them."""
+        binding = self._bindings.get(key)
+        return binding.group.reported_offsets if binding else {}
+
+    def topic_starts(self, key: ObjectKey) -> Mapping[str, float]:
+        """Return since when a group consumes each topic."""
+        binding = self._bindings.get(key)
+        document = binding.group.stored_assignment.document if binding else None
+        return document.topic_start_seconds if document else {}
+
 
 def share_brokers(binding: Binding, rival: Binding) -> bool:
     """Whether two groups name a common name server, or name servers that lead to a common broker."""
-    if not {*binding.rocketmq.name_servers}.isdisjoint(rival.rocketmq.name_servers):
-        return True
-    return not broker_addresses(binding).isdisjoint(broker_addresses(rival))
-
-
-def broker_addresses(binding: Binding) -> frozenset[str]:
-    """Return the addresses of the brokers of a group's topics; these list the group's consumers."""
-    cluster = binding.cluster
-    return cluster.brokers.addresses(cluster.route_watcher.brokers_of(binding.interest)) if cluster else frozenset()
+    have_common_server = not {*binding.rocketmq.name_servers}.isdisjoint(rival.rocketmq.name_servers)
+    return have_common_server or binding.has_common_broker(rival)
 
 
 def owns_consumer_group(binding: Binding, rival: Binding) -> bool:
@@ -72,19 +191,28 @@ def owns_consumer_group(binding: Binding, rival: Binding) -> bool:
 
     A common name server is no proof, nor is a route that lists a broker which was not asked.
     """
-    is_older = binding.creation_order < rival.creation_order
-    have_common_broker = not broker_addresses(binding).isdisjoint(broker_addresses(rival))
-    return is_older and binding.is_accepted and have_common_broker
+    return binding.is_older_than(rival) and binding.is_accepted and binding.has_common_broker(rival)
 
 
-def awaits_older(binding: Binding, rivals: Sequence[Binding]) -> bool:
+def member_suffixes(binding: Binding, rivals: Iterable[Binding], now: float) -> Collection[str]:
+    """Return the suffixes of the client ids of a group's members (see `suffix_of`)."""
+    suffixes = {*binding.group.client_id_suffixes(now)}
+    for rival in rivals:
+        # Members of a duplicate group do not count as unmanaged: they have to leave, and own no queues.
+        if owns_consumer_group(binding, rival):
+            suffixes.update(rival.group.client_id_suffixes(now))
+    return suffixes
+
+
+def awaits_older(binding: Binding, rivals: Iterable[Binding]) -> bool:
     """Whether a group without assignment has to wait: an older one may turn out to own its consumer group."""
     if binding.group.stored_assignment.document is not None:
         return False
-    return any(not rival.was_polled and rival.creation_order < binding.creation_order for rival in rivals)
+    older = [rival for rival in rivals if rival.is_older_than(binding)]
+    return not all(rival.was_polled for rival in older)
 
 
-def duplicate_problems(binding: Binding, rivals: Sequence[Binding]) -> list[Finding]:
+def duplicate_problems(binding: Binding, rivals: Iterable[Binding]) -> list[Finding]:
     """Return DuplicateConsumerGroup if an older group owns this one's consumer group."""
     owner = next((rival.group for rival in rivals if owns_consumer_group(rival, binding)), None)
     if owner is None:

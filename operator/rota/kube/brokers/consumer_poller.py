@@ -46,12 +46,9 @@ class ConsumerPoller:
         """Return the settings of a group's unmanaged consumers by client id, without consumers that did not respond."""
         if not self._settings.get(key):
             return {}
+        responded = {client_id: settings for client_id, settings in self._settings[key].items() if settings is not None}
         unmanaged = {*self._unmanaged(key)}
-        return {
-            client_id: settings
-            for client_id, settings in self._settings[key].items()
-            if settings is not None and client_id in unmanaged
-        }
+        return {client_id: settings for client_id, settings in responded.items() if client_id in unmanaged}
 
     async def run(self) -> None:
         """Ask all unmanaged consumers periodically: a consumer may change its subscriptions while it runs.
@@ -113,7 +110,7 @@ class ConsumerPoller:
         interest = self._route_watcher.interests.get(key)
         if interest is None:
             return None
-        for broker in sorted(self._route_watcher.brokers_of(interest))[:MAX_BROKERS_ASKED]:
+        for broker in sorted(self._route_watcher.routes.brokers_of(interest.consumed_topics))[:MAX_BROKERS_ASKED]:
             try:
                 async with self._slots:
                     return await self._brokers.consumer_settings(interest.consumer_group, client_id, broker)

@@ -19,7 +19,8 @@ def _attempts(deliveries: GroupDeliveries, _: float) -> MetricSamples:
 
 def _total_field(field: str) -> DeliveryReader:
     def read(deliveries: GroupDeliveries, _: float) -> MetricSamples:
-        yield from (((topic,), getattr(totals, field)) for topic, totals in _topics(deliveries))
+        for topic, totals in _topics(deliveries):
+            yield (topic,), getattr(totals, field)
 
     return read
 

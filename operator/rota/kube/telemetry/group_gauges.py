@@ -79,7 +79,12 @@ def group_gauges(
 
 
 def _collect(scraped: Sequence[_Scrape], read: SampleReader) -> dict[Labels, float]:
-    return {(*group.labels, *labels): value for group in scraped for labels, value in read(group) if value is not None}
+    values: dict[Labels, float] = {}
+    for scrape in scraped:
+        for labels, value in read(scrape):
+            if value is not None:
+                values[*scrape.labels, *labels] = value
+    return values
 
 
 def _single(read_value: Callable[[_Scrape], float | None]) -> SampleReader:
@@ -107,7 +112,8 @@ def _members(scrape: _Scrape) -> Samples:
     if scrape.facts.status:  # empty before the group's first plan
         members = Counter({"Ready": 0})
         members.update(map(str, scrape.facts.tracker.last_plan.member_states.values()))
-        yield from (((state,), count) for state, count in members.items())
+        for state, count in members.items():
+            yield (state,), count
     if scrape.facts.broker.unmanaged_ids is not None:
         yield ("Foreign",), len(scrape.facts.broker.unmanaged_ids)  # a frozen name
 
@@ -126,8 +132,7 @@ def _imbalance_ratio(scrape: _Scrape) -> Samples:
     has_rates = True
     for queue, owner in scrape.owners.items():
         if owner in shares:
-            queue_lag = scrape.facts.lag.queues.get(queue)
-            rate = queue_lag.incoming_rate if queue_lag else None
+            rate = scrape.facts.lag.queue_lag(queue).incoming_rate
             has_rates = has_rates and rate is not None
             shares[owner] += 1
             rates[owner] += rate or 0.0
@@ -157,16 +162,13 @@ def _of_topic(field: str) -> SampleReader:
 
 
 def _lag_states(scrape: _Scrape) -> Samples:
-    counts = lag_totals.count_lag_states(scrape.topics, scrape.facts.lag)
-    if counts:
-        yield from (((str(state),), counts[state]) for state in LagState)
+    if counts := lag_totals.count_lag_states(scrape.topics, scrape.facts.lag):
+        for state in LagState:
+            yield (str(state),), counts[state]
 
 
 def _of_deliveries(read: DeliveryReader) -> SampleReader:
-    def sample(scrape: _Scrape) -> Samples:
-        yield from read(scrape.facts.group.deliveries, scrape.now)
-
-    return sample
+    return lambda scrape: read(scrape.facts.group.deliveries, scrape.now)
 
 
 def _lag_age(scrape: _Scrape) -> float | None:
@@ -184,7 +186,8 @@ def _conditions(scrape: _Scrape) -> Samples:
 
 
 def _problems(scrape: _Scrape) -> Samples:
-    yield from (((str(finding.reason),), 1) for finding in scrape.facts.tracker.last_plan.problems)
+    for finding in scrape.facts.tracker.last_plan.problems:
+        yield (str(finding.reason),), 1
 
 
 GAUGES: tuple[GroupMetric, ...] = (
@@ -223,10 +226,7 @@ GAUGES: tuple[GroupMetric, ...] = (
         ("topic", "broker", "queue", "member"),
     ),
     GroupMetric(
-        "rota_group_lag",
-        "Lag of the group on a topic, in messages; absent if unknown.",
-        _of_topic("lag"),
-        ("topic",),
+        "rota_group_lag", "Lag of the group on a topic, in messages; absent if unknown.", _of_topic("lag"), ("topic",)
     ),
     GroupMetric(
         "rota_group_lag_estimated",

@@ -108,10 +108,8 @@ class OperatorMetrics:
     @property
     def metrics(self) -> list[Metric]:
         """Every metric, with its help text and labels."""
-        return [
-            *self._metrics.declared,
-            *(gauge.metric for gauge in group_gauges((), 0.0, with_queues=self._with_queues)),
-        ]
+        gauges = group_gauges((), 0.0, with_queues=self._with_queues)
+        return [*self._metrics.declared, *(gauge.metric for gauge in gauges)]
 
     # Counting.
 
@@ -123,11 +121,10 @@ class OperatorMetrics:
             self._writes.labels(kind).inc(count)
         tracker = self.trackers.setdefault(key, RebalanceTracker())
         self._initialize_series(key)
-        obeyed = {
-            Holder(name, member.pod.metadata.uid): member.decoded_report.report.generation
-            for name, member in result.group.pods.items()
-            if member.decoded_report
-        }
+        obeyed: dict[Holder, int] = {}
+        for name, member in result.group.pods.items():
+            if member.decoded_report:
+                obeyed[Holder(name, member.pod.metadata.uid)] = member.decoded_report.report.generation
         change = tracker.record_plan(result.plan, result.group.stored_assignment.document, obeyed, now)
         self._moved.add(key, amount=change.moved_queues)
         for handover in change.handovers:

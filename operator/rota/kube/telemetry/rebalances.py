@@ -7,10 +7,10 @@ gives to the queue), and members' reports complete them. A queue without a previ
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -55,9 +55,9 @@ class RebalanceChange(NamedTuple):
 
     moved_queues: int = 0
     handovers: tuple[QueueHandover, ...] = ()
-    ended_rebalance: Rebalance | None = None
+    ended_rebalance: Rebalance | None = None  # the completed one, if its start was seen here
     gate_reason: Reason | None = None  # the reason of a gate that began to hold queues with this plan
-    completed: CompletedRebalance | None = None
+    completed: CompletedRebalance | None = None  # whether or not its start was seen
 
 
 @dataclass
@@ -151,13 +151,14 @@ class RebalanceTracker:
                 entry.generation = new.generation
                 entry.granted_at = now
                 entry.is_forced = queue in forced
-        # Drop cancelled handovers: the queue went back to its holder, or the group does not consume it any more.
-        self._open_handovers = {
-            queue: entry
-            for queue, entry in self._open_handovers.items()
-            if queue in (owned if entry.next_owner else new.releasing)
-        }
+        self._drop_cancelled(owned, new.releasing)
         return len(granted.keys() & previous.keys()), len(forced)
+
+    def _drop_cancelled(self, owned: Collection[Queue], releasing: Collection[Queue]) -> None:
+        """Drop handovers of queues that went back to their holder, or that the group does not consume any more."""
+        for queue, entry in list(self._open_handovers.items()):
+            if queue not in (owned if entry.next_owner else releasing):
+                del self._open_handovers[queue]
 
     def _complete_handovers(self, obeyed_generations: Mapping[Holder, int], now: float) -> Iterable[QueueHandover]:
         """Yield and remove completed handovers: the next owner obeys the document that grants it the queue."""
@@ -180,8 +181,7 @@ class RebalanceTracker:
             self._longest_seconds = 0.0
             self._slowest = []
             self._handover_count = 0
-            records = [line for line in plan.journal_records if line.get("kind") == "plan"]
-            plan_record = next((line for line in records if line.get("at") == status["at"]), {})  # {}: it was not seen
+            plan_record = _find_plan_record(plan, status["at"])
             self._saw_start = bool(plan_record)
             generation = plan_record.get("generation", plan.status.get("generation", 0))
             message = str(plan_record.get("message", ""))
@@ -205,3 +205,11 @@ class RebalanceTracker:
         slowest = tuple(self._slowest)
         self._slowest = []
         return CompletedRebalance(updated, slowest, self._handover_count)
+
+
+def _find_plan_record(plan: Plan, at: str) -> Mapping[str, Any]:
+    """Return the journal record of the plan that started a rebalance; empty if this is a later plan."""
+    for record in plan.journal_records:
+        if record.get("kind") == "plan" and record.get("at") == at:
+            return record
+    return {}

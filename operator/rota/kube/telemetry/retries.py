@@ -12,16 +12,13 @@ class RetryTracker:
 
     def count_new_retries(self, record: Mapping[str, Any], retry_topic: str) -> int:
         """Return how many messages arrived since the group's last record; 0 for a queue's first end, or a lower one."""
-        group = record["group"]
-        brokers = record["topics"].get(retry_topic, {})
-        ends = {
-            (broker, number): end
-            for broker, columns in brokers.items()
-            for number, end in zip(columns["ids"], columns["last"], strict=True)
-        }
-        last_ends = self._last_ends.get(group, {})
-        self._last_ends[group] = last_ends | ends
-        return sum(max(0, end - last_ends.get(queue, end)) for queue, end in ends.items())
+        last_ends = self._last_ends.setdefault(record["group"], {})
+        count = 0
+        for broker, columns in record["topics"].get(retry_topic, {}).items():
+            for number, end in zip(columns["ids"], columns["last"], strict=True):
+                count += max(0, end - last_ends.get((broker, number), end))
+                last_ends[broker, number] = end
+        return count
 
     def forget(self, group: str) -> None:
         """Forget a deleted group."""

@@ -36,8 +36,8 @@ def open_recorder(environment: Mapping[str, str], identity: str, version: str) -
 
     Raise ValueError for invalid variables. The SDK itself reads them from the process's environment.
     """
-    stripped = {name: value.strip() for name, value in environment.items()}
-    settings = {name: value for name, value in stripped.items() if value}  # an empty variable counts as unset
+    # An empty variable counts as unset.
+    settings = {name: stripped for name, value in environment.items() if (stripped := value.strip())}
     name, url = _find_variable(settings, "ENDPOINT")
     is_sdk_disabled = settings.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if not url or is_sdk_disabled or settings.get("OTEL_TRACES_EXPORTER") == "none":

@@ -77,9 +77,9 @@ def build_spans(trace: Trace) -> SpanNode:
 
 
 def _handover_span(handover: QueueHandover, clock_origin: float, trace_start: float) -> SpanNode:
-    revoked, granted, obeyed = (
-        max(clock_origin + at, trace_start) for at in (handover.revoked_at, handover.granted_at, handover.obeyed_at)
-    )
+    revoked = max(clock_origin + handover.revoked_at, trace_start)
+    granted = max(clock_origin + handover.granted_at, trace_start)
+    obeyed = max(clock_origin + handover.obeyed_at, trace_start)
     error = FORCED_MESSAGE if handover.is_forced else ""
     values: dict[str, str | int | float | bool] = {
         "rota.queue.topic": handover.queue.topic,

@@ -10,7 +10,8 @@ from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Membership
 from rota.kube.brokers import consumer_poller
 from rota.kube.brokers.consumer_poller import MAX_CONSUMERS, ConsumerPoller
-from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
+from rota.kube.brokers.route_watcher import RouteWatcher
+from rota.kube.brokers.topic_routes import TopicInterest
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 
@@ -56,7 +57,10 @@ class PolledGroup:
         self.route_watcher.set_interest(KEY, TopicInterest("orders", ("orders",), broadcasting=False))
         self.changed_keys: list[tuple[str, str]] = []
         self.poller = ConsumerPoller(
-            cluster, self.route_watcher, self.route_watcher.consumers_of, self.changed_keys.append
+            cluster,
+            self.route_watcher,
+            lambda key: self.route_watcher.online_of(key).consumers,
+            self.changed_keys.append,
         )
 
     async def poll(self, *, refresh: bool = False) -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from rota.brokers.memory import BROKER, MemoryCluster
 from rota.brokers.port import OnlineConsumer
-from rota.kube.brokers.route_watcher import SILENT_CONNECTION_SECONDS, RouteWatcher, TopicInterest
+from rota.kube.brokers.online_consumers import SILENT_CONNECTION_SECONDS
+from rota.kube.brokers.route_watcher import RouteWatcher
+from rota.kube.brokers.topic_routes import TopicInterest
 from rota.kube.state.queue_quota import QueueQuota
 from rota.model import Queue, Reason
 
@@ -54,14 +56,14 @@ async def delete_group_during(request: str) -> RouteWatcher:
 
 async def test_route_fetched_for_a_deleted_group_is_not_kept() -> None:
     watcher = await delete_group_during("queues")
-    assert watcher.brokers_of_topic("orders") == frozenset()
-    assert not watcher._routes
+    assert watcher.routes.brokers_of_topic("orders") == frozenset()
+    assert not watcher.routes._routes
 
 
 async def test_connection_list_fetched_for_a_deleted_group_is_not_kept() -> None:
     watcher = await delete_group_during("clients")
     assert not watcher._consumers
-    assert watcher.consumers_of(KEY) == {}
+    assert watcher.online_of(KEY).consumers == {}
 
 
 async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_its_polls() -> None:
@@ -76,8 +78,8 @@ async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_
     assert [problem.reason for problem in state.problems] == [Reason.TOO_MANY_QUEUES]
     assert {state.views["orders"], state.views["bills"]} == {None}
     assert KEY not in watcher.interests
-    assert "queues" not in vars(watcher._routes["orders"]), "no Queue was constructed"
-    assert watcher.is_accepted(KEY) is None, "no broker was polled"
+    assert "queues" not in vars(watcher.routes._routes["orders"]), "no Queue was constructed"
+    assert watcher.online_of(KEY).is_accepted is None, "no broker was polled"
     watcher.set_interest(KEY, ORDERS)
     state = watcher.state_of(KEY, 0.0, ())
     assert state.problems == ()
@@ -115,7 +117,7 @@ async def test_retry_topic_of_another_group_must_exist_but_the_groups_own_need_n
     assert retry_topic in problem.message
     await memory.create_topic(retry_topic, BROKER, 1)
     await watcher._poll_routes()
-    assert watcher.brokers_of_topic(retry_topic) == {BROKER}, "polled each time until it exists"
+    assert watcher.routes.brokers_of_topic(retry_topic) == {BROKER}, "polled each time until it exists"
 
 
 async def test_route_and_connections_fetched_in_time_are_kept() -> None:
@@ -124,7 +126,7 @@ async def test_route_and_connections_fetched_in_time_are_kept() -> None:
     watcher = RouteWatcher(memory, lambda _: None)
     watcher.set_interest(KEY, ORDERS)
     await watcher.poll_group(KEY)
-    assert watcher.brokers_of_topic("orders") == {BROKER}
+    assert watcher.routes.brokers_of_topic("orders") == {BROKER}
     assert watcher.state_of(KEY, 0.0, ()).unmanaged_ids == ()
 
 

@@ -18,6 +18,7 @@ from rota.lag_columns import (
     START_UNKNOWN,
     OffsetColumns,
     Offsets,
+    RowIndices,
     SampleWindow,
     compute_delays,
     compute_lag_states,
@@ -42,6 +43,18 @@ class QueueSample(Struct, frozen=True, gc=False):
     committed: int | None  # None: the group never committed
     is_known: bool = True  # whether `committed` is known
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the queue holds no message."""
+        return self.min_offset == self.max_offset
+
+    @property
+    def committed_code(self) -> int:
+        """The committed offset, or what stands for it in a column of offsets."""
+        if not self.is_known:
+            return OFFSET_UNKNOWN
+        return NOT_COMMITTED if self.committed is None else self.committed
+
 
 class QueueLag(NamedTuple):
     """The state of one queue; None: not known."""
@@ -60,7 +73,7 @@ UNKNOWN_QUEUE_LAG = QueueLag()
 
 
 class _SampleColumns(NamedTuple):
-    """One sample of all queues."""
+    """One sample of all queues: each column has one element per queue."""
 
     at: float
     min_offsets: Offsets
@@ -74,19 +87,33 @@ class _SampleColumns(NamedTuple):
         committed = np.where(max_offsets < 0, OFFSET_UNKNOWN, NOT_COMMITTED)
         return _SampleColumns(at, max_offsets, max_offsets, committed, np.zeros(len(max_offsets), np.bool_))
 
-    def select(self, rows: NDArray[np.intp]) -> "_SampleColumns":
-        """Return the queues of these rows; the row behind the last one is a queue without this sample."""
+    def select(self, indexes: RowIndices) -> "_SampleColumns":
+        """Return the sample of the queues at these indexes; the index behind the last queue is one without a sample."""
         return _SampleColumns(
             self.at,
-            _select(self.min_offsets, rows),
-            _select(self.max_offsets, rows),
-            _select(self.committed, rows),
-            np.append(self.has_consumer, False)[rows],
+            _select(self.min_offsets, indexes),
+            _select(self.max_offsets, indexes),
+            _select(self.committed, indexes),
+            np.append(self.has_consumer, False)[indexes],
         )
 
 
-def _select(offsets: Offsets, rows: NDArray[np.intp]) -> Offsets:
-    return np.append(offsets, OFFSET_UNKNOWN)[rows]
+def _select(offsets: Offsets, indexes: RowIndices) -> Offsets:
+    return np.append(offsets, OFFSET_UNKNOWN)[indexes]
+
+
+class _SampleTable(NamedTuple):
+    """Samples in order of time: in each array but `at`, a row is a sample and a column is a queue."""
+
+    at: NDArray[np.float64]
+    min_offsets: Offsets
+    max_offsets: Offsets
+    committed: Offsets
+    has_consumer: NDArray[np.bool_]
+
+    @staticmethod
+    def of(samples: Sequence[_SampleColumns]) -> "_SampleTable":
+        return _SampleTable(*map(np.array, zip(*samples, strict=True)))
 
 
 class _Judgement(NamedTuple):
@@ -98,6 +125,7 @@ class _Judgement(NamedTuple):
 
 
 _CAUGHT_UP = _Judgement(0, 0.0, LagState.KEEPING_UP)
+_UNKNOWN = _Judgement(None, None, None)
 
 
 class LagHistory:
@@ -108,7 +136,7 @@ class LagHistory:
         self._vectorize_from = vectorize_from
         self._ids: tuple[int, ...] = ()
         self._samples: list[_SampleColumns] = []
-        self._older_ends: list[tuple[float, Offsets]] = []
+        self._older_ends: list[tuple[float, Offsets]] = []  # time and end offsets of each older sample
 
     def add_sample(self, at: float, samples: Mapping[int, QueueSample], consumed: frozenset[int]) -> None:
         """Add a sample of all current queues; `consumed` are the numbers of the queues that have a consumer."""
@@ -116,13 +144,12 @@ class LagHistory:
         if ids != self._ids:
             self._set_queues(ids)
         rows = [samples[number] for number in ids]
-        committed = [NOT_COMMITTED if row.committed is None else row.committed for row in rows]
         sample = _SampleColumns(
             at,
             np.array([row.min_offset for row in rows], np.int64),
             np.array([row.max_offset for row in rows], np.int64),
-            np.where([row.is_known for row in rows], np.array(committed, np.int64), OFFSET_UNKNOWN),
-            np.array([number in consumed for number in ids], np.bool_),
+            np.array([row.committed_code for row in rows], np.int64),
+            np.array([*map(consumed.__contains__, ids)], np.bool_),
         )
         self._samples.append(sample)
         if len(self._samples) > MAX_SAMPLES:
@@ -134,104 +161,82 @@ class LagHistory:
 
     def _set_queues(self, ids: Sequence[int]) -> None:
         """Replace the set of queues: deleted queues are dropped, new ones have no past."""
-        row_of = {number: index for index, number in enumerate(self._ids)}
-        rows = np.array([row_of.get(number, len(row_of)) for number in ids], np.intp)
-        self._samples = [sample.select(rows) for sample in self._samples]
-        self._older_ends = [(at, _select(ends, rows)) for at, ends in self._older_ends]
+        count = len(self._ids)
+        index_of = dict(zip(self._ids, range(count), strict=True))
+        indexes = np.array([index_of.get(number, count) for number in ids], np.intp)
+        self._samples = [sample.select(indexes) for sample in self._samples]
+        self._older_ends = [(at, _select(ends, indexes)) for at, ends in self._older_ends]
         self._ids = tuple(ids)
 
     def judge_queues(self, start_from: StartFrom) -> dict[int, QueueLag]:
         """Judge each queue by its samples; most queues are at their end in all samples, which is checked first."""
         if not self._samples:
             return {}
-        latest = self._samples[-1]
-        rows = zip(
-            self._ids,
-            latest.min_offsets.tolist(),
-            latest.max_offsets.tolist(),
-            latest.committed.tolist(),
-            *self._rates(),
-            strict=True,
-        )
-        caught_up = self._caught_up()
+        table = _SampleTable.of(self._samples)
+        caught_up = _caught_up(table)
         others = np.flatnonzero(~caught_up)
         judge = self._judge_each if len(others) < self._vectorize_from else self._judge_vectorized
         judgements = judge(others, start_from)
+        rows = zip(
+            self._ids,
+            caught_up.tolist(),
+            table.min_offsets[-1].tolist(),
+            table.max_offsets[-1].tolist(),
+            table.committed[-1].tolist(),
+            _growth_per_second(table.at, table.max_offsets),
+            _growth_per_second(table.at, table.committed),
+            strict=True,
+        )
         results: dict[int, QueueLag] = {}
-        for is_caught_up, (number, first, last, offset, incoming, consumed) in zip(
-            caught_up.tolist(), rows, strict=True
-        ):
+        for number, is_caught_up, first, last, committed, incoming_rate, consumed_rate in rows:
             judgement = _CAUGHT_UP if is_caught_up else next(judgements)
-            results[number] = QueueLag(first, last, None if offset < 0 else offset, *judgement, incoming, consumed)
+            offset = None if committed < 0 else committed
+            results[number] = QueueLag(first, last, offset, *judgement, incoming_rate, consumed_rate)
         return results
-
-    def _caught_up(self) -> NDArray[np.bool_]:
-        """Return which queues are at their end, and were at each of at least two samples."""
-        latest = self._samples[-1]
-        committed = np.stack([sample.committed for sample in self._samples])
-        at_end = (latest.committed == latest.max_offsets) & (committed.max(axis=0) == latest.committed)
-        min_offsets = np.stack([sample.min_offsets for sample in self._samples])
-        max_offsets = np.stack([sample.max_offsets for sample in self._samples])
-        is_valid = (committed >= 0) & (committed <= max_offsets) & (min_offsets <= max_offsets)
-        at_end &= is_valid[-1]
-        caught_up: NDArray[np.bool_] = at_end & (is_valid.sum(axis=0) > 1)
-        return caught_up
-
-    def _rates(self) -> tuple[list[float | None], list[float | None]]:
-        """Return the incoming and the consumed messages a second of each queue."""
-        times = [sample.at for sample in self._samples]
-        incoming = _growth_per_second(times, [sample.max_offsets for sample in self._samples])
-        return incoming, _growth_per_second(times, [sample.committed for sample in self._samples])
 
     def incoming_rates(self) -> dict[int, float | None]:
         """Return the incoming messages a second of each queue over the sampled time, of up to an hour."""
         if not self._samples:
             return {}
-        ends = [*self._older_ends, *((sample.at, sample.max_offsets) for sample in self._samples)]
-        rates = _growth_per_second([at for at, _ in ends], [last for _, last in ends], MIN_HISTORY_SECONDS)
+        recent_ends = [(sample.at, sample.max_offsets) for sample in self._samples]
+        times, ends = zip(*self._older_ends, *recent_ends, strict=True)
+        rates = _growth_per_second(np.array(times), np.array(ends), MIN_HISTORY_SECONDS)
         return dict(zip(self._ids, rates, strict=True))
 
-    def _judge_each(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judgement]:
+    def _table_of(self, indexes: RowIndices) -> _SampleTable:
+        """Return all samples of the queues at these indexes: first the older ends, then the last samples."""
+        older = [_SampleColumns.of_ends(at, ends[indexes]) for at, ends in self._older_ends]
+        return _SampleTable.of(older + [sample.select(indexes) for sample in self._samples])
+
+    def _judge_each(self, indexes: RowIndices, start_from: StartFrom) -> Iterator[_Judgement]:
         """Judge the queues at these indexes, one by one; nothing is known without a committed offset."""
-        has_offset = self._samples[-1].committed[indexes] != OFFSET_UNKNOWN
-        for is_known, (older, samples) in zip(has_offset.tolist(), self._samples_of(indexes), strict=True):
-            if is_known:
-                yield _Judgement(
-                    samples[-1].lag(start_from),
-                    compute_delay([*older, *samples], start_from),
-                    compute_lag_state(samples, start_from),
-                )
-            else:
-                yield _Judgement(None, None, None)
-
-    def _samples_of(self, indexes: NDArray[np.intp]) -> Iterator[tuple[Iterator[OffsetSample], list[OffsetSample]]]:
-        """Yield the samples of each queue: the older ends, and the last ones."""
-        times = [sample.at for sample in self._samples]
-        older_times = [at for at, _ in self._older_ends]
+        table = self._table_of(indexes)
         # Converted to lists at once: one number at a time would take several times as long.
-        samples_by_queue = np.array([sample[1:] for sample in self._samples])[:, :, indexes].transpose(2, 0, 1).tolist()
-        older_ends = np.array([last[indexes] for _, last in self._older_ends]).T.tolist() or [[]] * len(indexes)
-        for rows, ends in zip(samples_by_queue, older_ends, strict=True):
-            older = (OffsetSample(at, 0, end, None) for at, end in zip(older_times, ends, strict=True) if end >= 0)
-            samples: list[OffsetSample] = []
-            for at, (first, last, committed, has_consumer) in zip(times, rows, strict=True):
-                if committed != OFFSET_UNKNOWN:
-                    offset = None if committed == NOT_COMMITTED else committed
-                    samples.append(OffsetSample(at, first, last, offset, bool(has_consumer)))
-            yield older, samples
+        times = table.at.tolist()
+        rows_by_queue = np.stack(table[1:], axis=-1).swapaxes(0, 1).tolist()
+        is_known_by_queue = (table.committed[-1] != OFFSET_UNKNOWN).tolist()
+        older_count = len(self._older_ends)
+        for rows, is_known in zip(rows_by_queue, is_known_by_queue, strict=True):
+            if not is_known:
+                yield _UNKNOWN
+                continue
+            older = _known_samples(times[:older_count], rows[:older_count])
+            samples = _known_samples(times[older_count:], rows[older_count:])
+            delay = compute_delay([*older, *samples], start_from)
+            yield _Judgement(samples[-1].lag(start_from), delay, compute_lag_state(samples, start_from))
 
-    def _judge_vectorized(self, indexes: NDArray[np.intp], start_from: StartFrom) -> Iterator[_Judgement]:
+    def _judge_vectorized(self, indexes: RowIndices, start_from: StartFrom) -> Iterator[_Judgement]:
         """Judge the same as `_judge_each`, for all queues at once: the columns have each sample's queues in turn."""
+        table = self._table_of(indexes)
         count = len(indexes)
-        rows = [*(_SampleColumns.of_ends(at, ends) for at, ends in self._older_ends), *self._samples]
         # A queue's previous sample is `count` rows before; -1 in the first sample, which has none.
-        previous = np.maximum(np.arange(-count, (len(rows) - 1) * count), -1)
+        previous = np.maximum(np.arange(-count, (len(table.at) - 1) * count), -1)
         columns = OffsetColumns(
-            np.repeat([sample.at for sample in rows], count),
-            np.concatenate([sample.min_offsets[indexes] for sample in rows]),
-            np.concatenate([sample.max_offsets[indexes] for sample in rows]),
-            np.concatenate([sample.committed[indexes] for sample in rows]),
-            np.concatenate([sample.has_consumer[indexes] for sample in rows]),
+            np.repeat(table.at, count),
+            table.min_offsets.ravel(),
+            table.max_offsets.ravel(),
+            table.committed.ravel(),
+            table.has_consumer.ravel(),
             previous,
             np.full(len(previous), START_CODES.get(start_from.position, START_UNKNOWN), np.int8),
         )
@@ -250,15 +255,33 @@ class LagHistory:
             )
 
 
-def _growth_per_second(
-    sampled_at: Sequence[float], columns: Sequence[Offsets], min_seconds: float = 0.0
-) -> list[float | None]:
-    """Return each offset's growth a second since it last fell; None if it is known for less than `min_seconds`.
+def _known_samples(times: list[float], rows: list[list[int]]) -> list[OffsetSample]:
+    """Return the samples of one queue whose committed offset is known."""
+    samples: list[OffsetSample] = []
+    for at, (first, last, committed, has_consumer) in zip(times, rows, strict=True):
+        if committed != OFFSET_UNKNOWN:
+            offset = None if committed == NOT_COMMITTED else committed
+            samples.append(OffsetSample(at, first, last, offset, bool(has_consumer)))
+    return samples
 
-    An offset falls if it is reset, or if the topic is recreated: earlier values say nothing about its growth.
+
+def _caught_up(table: _SampleTable) -> NDArray[np.bool_]:
+    """Return which queues are at their end, and were at each of at least two samples."""
+    latest = table.committed[-1]
+    at_end = (latest == table.max_offsets[-1]) & (table.committed.max(axis=0) == latest)
+    is_valid = (
+        (table.committed >= 0) & (table.committed <= table.max_offsets) & (table.min_offsets <= table.max_offsets)
+    )
+    caught_up: NDArray[np.bool_] = at_end & is_valid[-1] & (is_valid.sum(axis=0) > 1)
+    return caught_up
+
+
+def _growth_per_second(times: NDArray[np.float64], offsets: Offsets, min_seconds: float = 0.0) -> list[float | None]:
+    """Return each queue's growth a second since its offset last fell; None if known for less than `min_seconds`.
+
+    `offsets` has a row for each time. An offset falls if it is reset, or if the topic is recreated: earlier values say
+    nothing about its growth.
     """
-    times = np.array(sampled_at)
-    offsets = np.stack(columns)
     has_offset = offsets >= 0
     # An offset above any later one was sampled before the last fall.
     lowest = np.minimum.accumulate(np.where(has_offset, offsets, _MAX_OFFSET)[::-1])[::-1]

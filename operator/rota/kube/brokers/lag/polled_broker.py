@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, NamedTuple, TypeVar
 
 from rota.brokers.errors import BrokerError, MalformedResponseError, UnreachableError
@@ -54,7 +55,8 @@ def brokers_to_keep(
     unused = [broker for broker in brokers.values() if broker.name not in needed]
     unused.sort(key=lambda broker: broker.last_needed_at)
     recent = {broker.name for broker in unused[-MAX_KEPT_BROKERS:] if now < broker.last_needed_at + KEEP_BROKER_SECONDS}
-    return {name: broker for name, broker in brokers.items() if name in needed or name in recent}
+    kept = recent.union(needed)
+    return {name: broker for name, broker in brokers.items() if name in kept}
 
 
 async def send_all(broker: PolledBroker, requests: Mapping[Any, Callable[[], Awaitable[T]]]) -> dict[Any, T]:
@@ -82,7 +84,7 @@ async def send_all(broker: PolledBroker, requests: Mapping[Any, Callable[[], Awa
                     broker.is_away = True
                     broker.on_away()
 
-    await asyncio.gather(*(send(key, request) for key, request in requests.items()))
+    await asyncio.gather(*starmap(send, requests.items()))
     return responses
 
 

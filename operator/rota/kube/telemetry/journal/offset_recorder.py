@@ -34,35 +34,33 @@ class OffsetRecorder:
         for key, record in zip(due, built, strict=True):
             if record is None:
                 self._last_recorded_at.pop(key, None)  # its lag is unknown: it is due again at the next poll
-        return [record for record in built if record]
+        return [*filter(None, built)]
 
 
 def _build_record(key: ObjectKey, lag: GroupLag) -> JournalRecord | None:
-    samples = {
-        queue: sample
-        for queue, sample in lag.queues.items()
-        if sample.max_offset is not None and _is_position_known(sample)
-    }
+    samples = {queue: sample for queue, sample in lag.queues.items() if _is_position_known(sample)}
     if not samples or lag.sampled_at is None:
         return None
     lag_states = Counter(str(sample.lag_state) for sample in samples.values() if sample.lag_state)
     topics: dict[str, dict[str, Any]] = {}
     for (topic, broker), queues in groupby(sorted(samples), key=lambda queue: (queue.topic, queue.broker)):
-        topics.setdefault(topic, {})[broker] = _columns(list(queues), samples)
+        topics.setdefault(topic, {})[broker] = _columns(queues, samples)
     at = format_time(lag.sampled_at)
     return journal_record("offsets", "/".join(key), at, topics=topics, verdicts=dict(lag_states))  # a frozen name
 
 
 def _is_position_known(sample: QueueLag) -> bool:
-    """Whether the group's position is known. A group that never committed has a lag, counted from its start."""
-    return sample.committed is not None or sample.lag is not None
+    """Whether the queue and the group's position are known; without a commit, the lag is counted from its start."""
+    has_position = sample.committed is not None or sample.lag is not None
+    return has_position and sample.max_offset is not None
 
 
-def _columns(queues: list[Queue], samples: Mapping[Queue, QueueLag]) -> dict[str, list[int | None]]:
-    rows = [samples[queue] for queue in queues]
-    return {
-        "ids": [queue.id for queue in queues],
-        "first": [row.min_offset for row in rows],
-        "last": [row.max_offset for row in rows],
-        "committed": [row.committed for row in rows],
-    }
+def _columns(queues: Iterable[Queue], samples: Mapping[Queue, QueueLag]) -> dict[str, list[int | None]]:
+    columns: dict[str, list[int | None]] = {"ids": [], "first": [], "last": [], "committed": []}
+    for queue in queues:
+        sample = samples[queue]
+        columns["ids"].append(queue.id)
+        columns["first"].append(sample.min_offset)
+        columns["last"].append(sample.max_offset)
+        columns["committed"].append(sample.committed)
+    return columns

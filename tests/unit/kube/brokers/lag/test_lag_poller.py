@@ -12,10 +12,11 @@ from ground.poll import soon
 from rota.brokers.errors import RejectedError
 from rota.brokers.memory import NAME_SERVER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import BrokerOffsets, Membership, OffsetRange
-from rota.kube.brokers.lag import lag_poller, polled_broker
+from rota.kube.brokers.lag import lag_poller, offset_sampler, polled_broker, queue_resolver
 from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG, QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag, LagPoller
-from rota.kube.brokers.route_watcher import RouteWatcher, TopicInterest
+from rota.kube.brokers.route_watcher import RouteWatcher
+from rota.kube.brokers.topic_routes import TopicInterest
 from rota.lag import LagState
 from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.spec import StartFrom, Subscription
@@ -213,7 +214,7 @@ async def test_lag_with_start_from_latest_counts_messages_since_consumption_star
         await soon(lambda: later_than(cluster.topic_starts["orders"]))
         await cluster.send_messages(AT_A, 3)
         assert (await cluster.wait_for_lag(AT_A, 3))[:3] == (0, 8, 5)
-        await cluster.wait_for_polls(times=lag_poller.REUSE_POLLS + 1)
+        await cluster.wait_for_polls(times=queue_resolver.REUSE_POLLS + 1)
         assert cluster.lag.queues[AT_A].lag == 3
         cluster.commit(AT_A, 7)
         await cluster.wait_for_lag(AT_A, 1)
@@ -509,7 +510,7 @@ async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
         assert [history._ids for history in polled.histories[KEY].values() if history._ids] == [(0,)]
         assert polled.resolved.keys() <= {("orders", AT_A)}
         (offsets,) = (
-            await cluster.poller._read_offsets(
+            await cluster.poller._sampler._read_offsets(
                 polled, {KEY: cluster.route_watcher.interests[KEY]}, {KEY: {"orders": 1}}
             )
         ).values()
@@ -531,7 +532,7 @@ async def test_lag_samples_of_brokers_that_left_the_route_are_limited(monkeypatc
 
 
 async def test_lag_at_offset_0_of_many_queues_is_known_after_several_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lag_poller, "MAX_QUEUES_ASKED", 1)
+    monkeypatch.setattr(queue_resolver, "MAX_QUEUES_ASKED", 1)
     async with a_cluster() as cluster:
         await cluster.memory.create_topic("orders", A, 3)
         await cluster.route_watcher.poll_group(KEY)
@@ -614,7 +615,7 @@ async def test_broadcasting_lag_is_unknown_while_the_broker_hangs(
 
 async def test_lag_of_other_groups_is_known_when_one_response_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polled_broker, "REQUEST_TIMEOUT_SECONDS", 0.05)
-    monkeypatch.setattr(lag_poller, "BATCH_GROUPS", 2)
+    monkeypatch.setattr(offset_sampler, "BATCH_GROUPS", 2)
     async with a_cluster() as cluster:
         await cluster.send_messages(AT_A, 5)
         for name in ("one", "other"):
@@ -636,7 +637,7 @@ async def test_lag_of_other_groups_is_known_when_one_response_is_missing(monkeyp
 async def test_lag_of_other_groups_is_known_when_the_broker_rejects_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lag_poller, "BATCH_GROUPS", 2)
+    monkeypatch.setattr(offset_sampler, "BATCH_GROUPS", 2)
     async with a_cluster() as cluster:
         for name in ("one", "other", "third"):
             cluster.route_watcher.set_interest(("shop", name), TopicInterest(name, ("orders",), broadcasting=False))
@@ -650,7 +651,7 @@ async def test_lag_of_other_groups_is_known_when_the_broker_rejects_some(
 async def test_lag_polls_limited_in_time_reach_every_group_eventually(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lag_poller, "BATCH_GROUPS", 1)
+    monkeypatch.setattr(offset_sampler, "BATCH_GROUPS", 1)
     monkeypatch.setattr(polled_broker, "POLL_DEADLINE_SECONDS", 0.08)
     async with a_cluster() as cluster:
         keys = [("shop", str(number)) for number in range(6)]
@@ -737,13 +738,13 @@ async def test_lag_distinguishes_no_offset_from_offset_0_of_an_empty_queue(monke
         await soon(lambda: holds(cluster.lag.queues[AT_A].committed == 0))
         del cluster.memory.committed_offsets["orders"][AT_A]
         await soon(lambda: holds(cluster.lag.queues[AT_A].committed is None))
-        monkeypatch.setattr(lag_poller, "REUSE_POLLS", 1000)
+        monkeypatch.setattr(queue_resolver, "REUSE_POLLS", 1000)
         cluster.commit(AT_A, 0)
         await cluster.send_messages(AT_A, 3)
         await cluster.wait_for_lag(AT_A, 3)
         cluster.memory.min_offsets[AT_A] = 3
         await cluster.wait_for_lag(AT_A, 0)
-        monkeypatch.setattr(lag_poller, "MAX_QUEUES_ASKED", 1)
+        monkeypatch.setattr(queue_resolver, "MAX_QUEUES_ASKED", 1)
         await cluster.memory.create_topic("orders", A, 3)
         await cluster.route_watcher.poll_group(KEY)
         last = Queue("orders", A, 2)

@@ -1,0 +1,120 @@
+"""Samples the queues of groups on one broker: asks for committed offsets, then for the ends of the queues.
+
+Only numbers of the responses are kept: the objects of all groups' responses would prolong garbage collection, which
+blocks the event loop. Queues that no route lists are dropped: a broker may report any number of them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from time import time
+
+from rota.aio import yield_periodically
+from rota.brokers.errors import NotFoundError
+from rota.brokers.port import Brokers
+from rota.kube.brokers.lag.lag_merge import CommittedOffsets, GroupSamples, OffsetRanges, RequestTimes, merge_responses
+from rota.kube.brokers.lag.polled_broker import PolledBroker, send_all
+from rota.kube.brokers.lag.queue_resolver import QueueResolver, is_valid_offset
+from rota.kube.brokers.topic_routes import TopicInterest, TopicRoutes
+from rota.kube.client.objects import ObjectKey
+from rota.model import Queue
+
+# Groups whose offsets are read before the ends of their queues: an end must not be older than an offset.
+BATCH_GROUPS = 32
+
+
+class OffsetSampler:
+    """Asks the brokers of one cluster for the offsets of groups."""
+
+    def __init__(
+        self,
+        brokers: Brokers,
+        routes: TopicRoutes,
+        reported_offsets: Callable[[ObjectKey], Mapping[Queue, int]],
+        resolver: QueueResolver,
+    ) -> None:
+        self._brokers = brokers
+        self._routes = routes
+        self._reported_offsets = reported_offsets
+        self._resolver = resolver
+
+    async def sample_groups(
+        self, broker: PolledBroker, groups: Mapping[ObjectKey, TopicInterest], requested_at: RequestTimes
+    ) -> GroupSamples:
+        """Ask about groups in batches, and set `requested_at`; groups without a response have no samples.
+
+        Groups with the oldest responses come first: if the poll's time is too short, the others are first next time. A
+        group without a response shares its batch with others, whose responses show that the broker is not away.
+        """
+        topics: dict[ObjectKey, dict[str, int]] = {}  # number of queues on the broker, by topic
+        async for key, interest in yield_periodically(groups.items()):
+            topics[key] = self._routes.queue_counts_at(broker.name, interest.consumed_topics)
+
+        def polling_order(key: ObjectKey) -> tuple[float, list[str]]:
+            lag = broker.lag_by_group.get(key)
+            return lag.responded_at if lag else 0.0, list(topics[key])
+
+        keys = sorted(groups, key=polling_order)
+        samples: GroupSamples = {}
+        unresolved: dict[ObjectKey, list[Queue]] = {}
+        for start in range(0, len(keys), BATCH_GROUPS):
+            batch = {key: groups[key] for key in keys[start : start + BATCH_GROUPS]}
+            requested_at |= dict.fromkeys(batch, (asyncio.get_running_loop().time(), time()))
+            offsets = await self._read_offsets(broker, batch, topics)
+            if broker.is_away:  # requests for other groups would time out, too
+                break
+            counts: dict[str, int] = {}
+            for key in batch:
+                counts.update(sorted(topics[key].items()))
+            requests = {topic: partial(self._read_ranges, broker.name, topic, count) for topic, count in counts.items()}
+            ranges = await send_all(broker, requests)
+            merge = partial(merge_responses, broker.name, batch, topics, offsets, ranges)
+            batch_samples, batch_unresolved = await asyncio.to_thread(merge)
+            samples |= batch_samples
+            unresolved |= batch_unresolved
+        await self._resolver.resolve(broker, groups, samples, unresolved)
+        return samples
+
+    async def _read_offsets(
+        self,
+        broker: PolledBroker,
+        groups: Mapping[ObjectKey, TopicInterest],
+        topics: Mapping[ObjectKey, Mapping[str, int]],
+    ) -> dict[ObjectKey, CommittedOffsets]:
+        """Return committed offsets; a Broadcasting group's come from its members, even if the broker is away."""
+        requests: dict[ObjectKey, Callable[[], Awaitable[CommittedOffsets]]] = {}
+        broadcasting: list[ObjectKey] = []
+        for key, interest in groups.items():
+            if interest.broadcasting:
+                broadcasting.append(key)
+            else:
+                requests[key] = partial(self._read_progress, broker.name, interest.consumer_group, topics[key])
+        responses = await send_all(broker, requests)
+        return responses | {key: self._member_offsets(broker.name, key) for key in broadcasting}
+
+    def _member_offsets(self, broker: str, key: ObjectKey) -> CommittedOffsets:
+        offsets: CommittedOffsets = {}
+        for queue, committed in self._reported_offsets(key).items():
+            if queue.broker == broker and is_valid_offset(committed):
+                offsets.setdefault(queue.topic, {})[queue.id] = committed
+        return offsets
+
+    async def _read_progress(self, broker: str, group: str, topics: Mapping[str, int]) -> CommittedOffsets:
+        offsets: CommittedOffsets = {}
+        for queue, progress in (await self._brokers.group_offsets(group, broker, topics.keys())).items():
+            is_routed = 0 <= queue.id < topics.get(queue.topic, 0)
+            if is_routed and is_valid_offset(progress.committed_offset):
+                offsets.setdefault(queue.topic, {})[queue.id] = progress.committed_offset
+        return offsets
+
+    async def _read_ranges(self, broker: str, topic: str, count: int) -> OffsetRanges:
+        ranges: OffsetRanges = {}
+        try:
+            reported = await self._brokers.offset_ranges(topic, broker)
+        except NotFoundError:
+            return ranges
+        for queue, (first, last, _) in reported.items():
+            is_routed = 0 <= queue.id < count
+            if is_routed and is_valid_offset(first) and is_valid_offset(last):
+                ranges[queue.id] = (first, last)
+        return ranges

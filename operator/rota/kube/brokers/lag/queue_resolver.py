@@ -1,0 +1,92 @@
+"""Resolves queues with offset 0 in a group's statistics, which it may never have consumed: asks about each alone."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from rota.brokers.port import Brokers
+from rota.kube.brokers.lag.lag_merge import GroupSamples
+from rota.kube.brokers.lag.polled_broker import GroupQueue, PolledBroker, ResolvedOffset, send_all
+from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.client.objects import ObjectKey
+from rota.model import Queue
+
+REUSE_POLLS = 4  # for so many polls, a response about one queue is reused
+MAX_QUEUES_ASKED = 1000  # queues asked about one by one in a poll; the others stay unknown until the next one
+MAX_OFFSET = 2**63 - 1  # brokers count in Java's longs: a larger or negative number is no offset
+
+
+class _Question(NamedTuple):
+    """What is known of a queue before it is asked about."""
+
+    is_empty: bool
+    starts_at: float | None  # since when the topic is consumed, if the group starts at Latest
+
+
+class QueueResolver:
+    """Asks the brokers of one cluster where groups are on queues that they may never have consumed."""
+
+    def __init__(self, brokers: Brokers, topic_starts: Callable[[ObjectKey], Mapping[str, float]]) -> None:
+        self._brokers = brokers
+        self._topic_starts = topic_starts
+
+    async def resolve(
+        self,
+        broker: PolledBroker,
+        groups: Mapping[ObjectKey, TopicInterest],
+        samples: GroupSamples,
+        unresolved: Mapping[ObjectKey, list[Queue]],
+    ) -> None:
+        """Ask about these queues, and put the offsets into their samples; empty queues come last.
+
+        One request is enough for all ConsumerGroups that name the same consumer group.
+        """
+        questions: dict[GroupQueue, _Question] = {}
+        for key, queues in unresolved.items():
+            interest = groups[key]
+            starts = self._topic_starts(key) if queues and interest.start_from.position == "Latest" else {}
+            for queue in queues:
+                is_empty = samples[key][queue.topic][queue.id].is_empty
+                questions[interest.consumer_group, queue] = _Question(is_empty, starts.get(queue.topic))
+        resolved = _reusable_responses(broker, questions)
+        to_ask = [name for name in questions if name not in resolved]
+        to_ask.sort(key=lambda name: questions[name].is_empty)
+        requests = {name: partial(self._read_position, *name, questions[name]) for name in to_ask[:MAX_QUEUES_ASKED]}
+        for name, offset in (await send_all(broker, requests)).items():
+            if offset is None or is_valid_offset(offset):
+                resolved[name] = ResolvedOffset(broker.polls, questions[name].is_empty, offset)
+        broker.resolved = resolved
+        for key, queues in unresolved.items():
+            for queue in queues:
+                name = (groups[key].consumer_group, queue)
+                committed = resolved[name].offset if name in resolved else None
+                is_known = name in resolved or questions[name].is_empty  # an empty queue has no lag
+                topic_samples = samples[key][queue.topic]
+                topic_samples[queue.id] = replace(topic_samples[queue.id], committed=committed, is_known=is_known)
+
+    async def _read_position(self, group: str, queue: Queue, question: _Question) -> int | None:
+        """Return a group's committed offset on a queue, or where it will start; None if neither is known."""
+        committed = await self._brokers.committed_offset(group, queue)
+        if committed is None and question.starts_at is not None:
+            return await self._brokers.offset_at_time(queue, question.starts_at)
+        return committed
+
+
+def _reusable_responses(
+    broker: PolledBroker, questions: Mapping[GroupQueue, _Question]
+) -> dict[GroupQueue, ResolvedOffset]:
+    """Return recent responses; of the queues in question, only if the queue is as empty as it was then."""
+    reusable: dict[GroupQueue, ResolvedOffset] = {}
+    for name, response in broker.resolved.items():
+        is_recent = broker.polls - response.poll < REUSE_POLLS
+        is_as_empty = name not in questions or questions[name].is_empty == response.was_empty
+        if is_recent and is_as_empty:
+            reusable[name] = response
+    return reusable
+
+
+def is_valid_offset(offset: int) -> bool:
+    """Whether a broker or a member may mean this number as an offset."""
+    return 0 <= offset <= MAX_OFFSET

@@ -1,0 +1,145 @@
+"""Routes of topics: how many queues each broker has; fetched once for all groups of a topic.
+
+A missing response proves nothing: the topic has no view then, and the planner changes nothing.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
+from rota.brokers.port import Brokers, queues_of
+from rota.model import RETRY_TOPIC_PREFIX, Finding, Queue, Reason
+from rota.planner import QueueView
+from rota.spec import GroupSpec, StartFrom
+
+
+class TopicInterest(NamedTuple):
+    """What a group needs to know from its brokers."""
+
+    consumer_group: str  # at the broker
+    topics: tuple[str, ...]  # that the group subscribes to
+    broadcasting: bool
+    start_from: StartFrom = StartFrom()
+    needs_weights: bool = False  # whether each queue's incoming rate is needed
+
+    @property
+    def retry_topic(self) -> str:
+        """The topic from which rejected messages come again."""
+        return RETRY_TOPIC_PREFIX + self.consumer_group
+
+    @property
+    def consumed_topics(self) -> tuple[str, ...]:
+        """The topics that members consume: the subscribed ones, and the retry topic unless Broadcasting."""
+        return self.topics if self.broadcasting else (*self.topics, self.retry_topic)
+
+
+def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:
+    """Return what a ConsumerGroup of this name needs to know from its brokers."""
+    topics = tuple(subscription.topic for subscription in spec.subscriptions)
+    broadcasting = spec.message_model == "Broadcasting"
+    return TopicInterest(spec.group or name, topics, broadcasting, spec.start_from, needs_weights=is_weighed)
+
+
+@dataclass
+class PolledRoute:
+    """The last reported route of a topic, and since when it is unchanged."""
+
+    name: str
+    queue_counts: Mapping[str, int] | None = None  # number of queues by broker; None: no response yet, or an error
+    unchanged_since: float = 0.0
+    error: BrokerError | None = None
+    brokers: frozenset[str] = field(init=False)  # computed once: each lag sample reads it for every topic
+
+    def __post_init__(self) -> None:
+        self.brokers = frozenset(self.queue_counts or ())
+
+    @cached_property
+    def queues(self) -> tuple[Queue, ...] | None:
+        """All queues; computed only for groups within the queue quota, as there may be very many."""
+        return None if self.queue_counts is None else queues_of(self.name, self.queue_counts)
+
+    def view(self, now: float) -> QueueView | None:
+        """Return the planner's view of the topic; None without a route."""
+        return None if self.queues is None else QueueView(self.queues, now - self.unchanged_since)
+
+    def problem(self, *, is_subscribed: bool) -> Finding | None:
+        """Return why the topic has no route; the group's own retry topic (not `is_subscribed`) need not exist."""
+        if isinstance(self.error, NotFoundError) and is_subscribed:
+            message = f"{self.error}; create the topic, or correct spec.subscriptions"
+            return Finding(Reason.UNKNOWN_TOPIC, message)
+        if isinstance(self.error, UnreachableError) and is_subscribed:
+            return Finding(Reason.BROKER_UNREACHABLE, str(self.error))
+        if isinstance(self.error, RejectedError):
+            return Finding(Reason.BROKER_REFUSES, str(self.error))
+        return None
+
+
+class TopicRoutes:
+    """The routes that one broker cluster last reported of the topics that groups consume."""
+
+    def __init__(self, brokers: Brokers, slots: asyncio.Semaphore) -> None:
+        """`slots` limit the requests under way to the cluster."""
+        self._brokers = brokers
+        self._slots = slots
+        self._routes: dict[str, PolledRoute] = {}
+        self._groups_of_topic: Counter[str] = Counter()  # how many groups consume each topic
+
+    def route_of(self, topic: str) -> PolledRoute:
+        """Return the last route of a topic."""
+        return self._routes.get(topic) or PolledRoute(topic)
+
+    def brokers_of_topic(self, topic: str) -> frozenset[str]:
+        """Return the brokers that a topic was last seen on."""
+        return self._routes[topic].brokers if topic in self._routes else frozenset()
+
+    def brokers_of(self, topics: Collection[str]) -> frozenset[str]:
+        """Return the brokers that any of these topics was last seen on."""
+        return frozenset().union(*map(self.brokers_of_topic, topics))
+
+    def queue_counts_of(self, topics: Collection[str]) -> list[Mapping[str, int]]:
+        """Return the numbers of queues, by broker, of each of these topics that has a route."""
+        return [route.queue_counts for route in map(self.route_of, topics) if route.queue_counts]
+
+    def queue_counts_at(self, broker: str, topics: Collection[str]) -> dict[str, int]:
+        """Return how many queues each of these topics was last seen to have on a broker; others are left out."""
+        counts: dict[str, int] = {}
+        for topic in topics:
+            counts_by_broker = self.route_of(topic).queue_counts or {}
+            if broker in counts_by_broker:
+                counts[topic] = counts_by_broker[broker]
+        return counts
+
+    def add_group(self, interest: TopicInterest) -> None:
+        """Keep the routes of a group's topics from now on."""
+        self._groups_of_topic.update(interest.consumed_topics)
+
+    def remove_group(self, interest: TopicInterest) -> None:
+        """Drop the routes of topics that no group consumes any more."""
+        self._groups_of_topic.subtract(interest.consumed_topics)
+        for topic in interest.consumed_topics:
+            if not self._groups_of_topic[topic]:
+                del self._groups_of_topic[topic]
+                self._routes.pop(topic, None)
+
+    async def poll(self, topic: str) -> bool:
+        """Ask for a topic's queues; return whether its route has changed."""
+        previous = self._routes.setdefault(topic, PolledRoute(topic))
+        counts: Mapping[str, int] | None = None
+        failure: BrokerError | None = None
+        async with self._slots:
+            try:
+                counts = await self._brokers.queue_counts(topic)
+            except BrokerError as error:
+                failure = error
+        is_same = (counts, type(failure)) == (previous.queue_counts, type(previous.error))
+        was_polled = previous.unchanged_since > 0
+        if is_same and was_polled:
+            return False
+        if topic not in self._routes:  # no group consumes it any more
+            return False
+        self._routes[topic] = PolledRoute(topic, counts, asyncio.get_running_loop().time(), failure)
+        return True
