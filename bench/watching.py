@@ -264,7 +264,7 @@ class _WatchBenchmark:
         """Return a group's facts, for the metrics."""
         group = self.groups[key]
         now = asyncio.get_running_loop().time()
-        broker = self.views.state_of(key, now, group.client_id_suffixes(now))
+        broker = self.views.state_of(key, now, group.client_ids.suffixes(now))
         return GroupFacts(group, self.measures.trackers[key], broker, self.lags.lag_of(key))
 
     async def _measure_scrapes(self, size: str) -> AsyncIterator[Row]:
@@ -324,12 +324,12 @@ def _build_group(namespace: str, name: str, views: RouteWatcher, measures: Opera
     key = (namespace, name)
     spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": name}]}
     group.set_spec(CustomResource(Metadata(name, uid=name, namespace=namespace), spec), None)
-    group.refetched = True
+    group.assignment.refetched = True
     for number in range(MEMBERS):
         group.pods.upsert(_build_pod(namespace, f"{name}-7d9f8b6c5-{number:05}", name), 0.0)
     for version in range(1, 4):  # granted, obeyed, settled
         planned = plan(
-            group.snapshot(1000.0, views.state_of(key, 1000.0, group.client_id_suffixes(1000.0)), {}),
+            group.snapshot(1000.0, views.state_of(key, 1000.0, group.client_ids.suffixes(1000.0)), {}),
             NOW + 60 * version,
         )
         if planned.document:

@@ -1,4 +1,4 @@
-"""Asyncio helpers: clock, timers, rate limits, shielded writes and supervised tasks."""
+"""Asyncio helpers: clock, timers, rate limits, background tasks, shielded writes and supervised tasks."""
 
 import asyncio
 import logging
@@ -54,6 +54,26 @@ class RateLimitedCall:
         self._timer = None
         self._next_allowed_at = asyncio.get_running_loop().time() + self._interval_seconds
         self._callback()
+
+
+class BackgroundTasks:
+    """Coroutines that run without a caller that waits for them, until they end or all are cancelled."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> "asyncio.Task[None]":
+        """Run a coroutine as a task."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def close(self) -> None:
+        """Cancel everything that runs."""
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
 
 
 async def shield_until_done(write: Coroutine[None, None, T]) -> T:

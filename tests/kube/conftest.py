@@ -84,10 +84,8 @@ async def statuses(world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(policy_status, "WRITE_INTERVAL_SECONDS", 0.2)
     operator = world.operator
     controller = operator.controller
-    events = controller.events
-    writer = PolicyStatusWriter(
-        operator.api, lambda: events.policies, events.policy_users, lambda: controller.is_leading
-    )
+    users = operator.events.policies.users
+    writer = PolicyStatusWriter(operator.api, controller.specs.policies, users, lambda: controller.is_leading)
     running = asyncio.create_task(writer.run())
     yield writer
     running.cancel()

@@ -21,6 +21,7 @@ from rota.kube.client.login.session import Login
 from rota.kube.http.read_model import ReadModel
 from rota.kube.members.report_client import ReportClient
 from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.kube.telemetry.trace_export import TraceExporter
@@ -121,14 +122,15 @@ class Operator:
         self.reports = ReportClient(lambda _: (KEY,))
         self.registry = BrokerRegistry(self.api, self._connect)
         self.controller = Controller(self.api, self.reports, self.registry, Deployments(self.api))
-        self.controller.on_reconciled = self._record_reconcile
+        self.controller.reconciler.on_reconciled = self._record_reconcile
         self.metrics = OperatorMetrics(lambda: self.controller.is_leading, trace_of=self._traces.trace_id_of)
         clock = asyncio.get_running_loop().time
         self.read_model = ReadModel(
             self.controller, self.registry, self.metrics, "a test's", "0", clock, asyncio.Lock()
         )
         self.registry.consumed_queues = self.read_model.consumed_queues
-        arguments = (self.api, self.controller, self._namespaces)
+        self.events = EventHandlers(self.controller)
+        arguments = (self.api, self.events, self._namespaces)
         self.informers = followed = [*informers.custom_informers(*arguments), *informers.object_informers(*arguments)]
         self._running = [
             asyncio.create_task(work) for work in (self.registry.run(), *(informer.run() for informer in followed))

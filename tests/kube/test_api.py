@@ -22,6 +22,7 @@ from rota.kube.client.informer import Informer
 from rota.kube.client.objects import ConfigMap, CustomResource, Pod
 from rota.kube.client.paths import GROUPS
 from rota.kube.http import operator_probes
+from unit.kube.client.test_informer import SeenObjects
 
 
 async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_changes(
@@ -37,16 +38,9 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
         pytest.skip("This cluster is not ours to stop")
     server = control_plane.instance.process("kube-apiserver")
     assert server
-    names: set[str] = set()
+    pods = SeenObjects()
     async with an_api(control_plane.kubeconfig) as client:
-        informer = Informer(
-            client,
-            "pods",
-            namespace,
-            Pod,
-            on_upsert=lambda pod: names.add(pod.metadata.name),
-            on_delete=lambda pod: names.remove(pod.metadata.name),
-        )
+        informer = Informer(client, "pods", namespace, Pod, pods)
         following = asyncio.create_task(informer.run())
         await soon(lambda: _is(informer.listed.is_set()))
         server.signal(signal.SIGSTOP)
@@ -55,9 +49,9 @@ async def test_watch_detects_a_stalled_api_server_and_still_delivers_later_chang
         finally:
             server.signal(signal.SIGCONT)
         await api.create(f"/api/v1/namespaces/{namespace}/pods", a_pod("orders-a", "orders"))
-        await soon(lambda: _is("orders-a" in names))
+        await soon(lambda: _is("orders-a" in pods.present))
         await api.delete(f"/api/v1/namespaces/{namespace}/pods/orders-a", {"gracePeriodSeconds": 0})
-        await soon(lambda: _is(not names))
+        await soon(lambda: _is(not pods.present))
         following.cancel()
 
 
@@ -67,27 +61,24 @@ async def test_watch_events_that_were_lost_are_recovered_by_a_relist(
 ) -> None:
     """Kopf watches groups and policies; an event that its watch loses is recovered by the next relist only."""
     monkeypatch.setattr(informers, "RESYNC_SECONDS", 0.2)
-    subscriptions: dict[str, str] = {}
+    seen = SeenObjects()
+
+    def subscriptions() -> str:
+        return str(seen.present["late"].spec["subscriptions"]) if "late" in seen.present else ""
+
     async with an_api(control_plane.kubeconfig) as client:
-        groups = Informer(
-            client,
-            GROUPS,
-            namespace,
-            CustomResource,
-            on_upsert=lambda group: subscriptions.update({group.metadata.name: str(group.spec["subscriptions"])}),
-            on_delete=lambda group: subscriptions.__delitem__(group.metadata.name),
-        )
+        groups = Informer(client, GROUPS, namespace, CustomResource, seen)
         watched: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         watched.set_result([namespace])
         following = asyncio.create_task(informers.watch_custom_resources([], [groups], watched))
         await groups.listed.wait()
         collection = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups"
         await api.create(collection, a_group("late"))
-        await soon(lambda: _is("orders" in subscriptions.get("late", "")))
+        await soon(lambda: _is("orders" in subscriptions()))
         await api.patch(f"{collection}/late", {"spec": {"subscriptions": [{"topic": "bills"}]}})
-        await soon(lambda: _is("bills" in subscriptions.get("late", "")))
+        await soon(lambda: _is("bills" in subscriptions()))
         await api.delete(f"{collection}/late")
-        await soon(lambda: _is(not subscriptions))
+        await soon(lambda: _is(not seen.present))
         following.cancel()
 
 
@@ -95,19 +86,17 @@ async def test_watch_whose_events_were_lost_reports_a_deletion_with_the_version_
     api: ground.Api, namespace: str, control_plane: Cluster
 ) -> None:
     """A write after the last observed version would make a deletion with that version look outdated."""
-    deletions = list[ConfigMap]()
+    seen = SeenObjects()
     collection = f"/api/v1/namespaces/{namespace}/configmaps"
     assignment = {"metadata": {"name": "orders-rota"}, "data": {"assignment.json": "{}"}}
     await api.create(collection, assignment)
     async with an_api(control_plane.kubeconfig) as client:
-        informer = Informer(
-            client, "configmaps", namespace, ConfigMap, on_upsert=lambda _: None, on_delete=deletions.append
-        )
+        informer = Informer(client, "configmaps", namespace, ConfigMap, seen)
         await informer.relist()
         written = await api.patch(f"{collection}/orders-rota", {"data": {"assignment.json": "{}\n"}})
         await api.delete(f"{collection}/orders-rota")
         await informer.relist()
-    (deleted,) = [config_map for config_map in deletions if config_map.metadata.name == "orders-rota"]
+    (deleted,) = [config_map for config_map in seen.deleted if config_map.metadata.name == "orders-rota"]
     assert deleted.metadata.version_number > int(written["metadata"]["resourceVersion"])
 
 
@@ -116,7 +105,7 @@ async def test_health_endpoint_fails_once_a_watch_is_silent_for_too_long(
 ) -> None:
     address = instance.address()
     async with an_api(control_plane.kubeconfig) as client, aiohttp.ClientSession() as session:
-        pods = Informer(client, "pods", "", Pod, on_upsert=lambda _: None, on_delete=lambda _: None)
+        pods = Informer(client, "pods", "", Pod, SeenObjects())
         port = instance.port("a page of ours", 18080)
         serving = await operator_probes.ProbeServer([pods], lambda: True).serve(address, port)
 

@@ -24,6 +24,7 @@ from ground.rocketmq import RocketMQ
 from kube.members import GroupMembers, a_node
 from kube.operators import an_operator
 from rota.kube import informers
+from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client import kopf_watch
 from rota.kube.client.login.session import Login
 from rota.kube.reconcile.controller import Controller
@@ -39,6 +40,11 @@ SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 async def node(api: Api) -> AsyncIterator[None]:
     async with a_node(api):
         yield
+
+
+def unused_handlers() -> EventHandlers:
+    unused: Any = None
+    return EventHandlers(Controller(unused, unused, BrokerRegistry(unused), unused))
 
 
 async def leader(api: Api, namespace: str) -> str:
@@ -241,10 +247,8 @@ async def test_watch_of_deep_objects_is_the_reported_error_although_other_tasks_
 
     monkeypatch.setattr(kopf, "spawn_tasks", spawn_tasks)
     stop = asyncio.Event()
-    controller = object.__new__(Controller)
-    controller.events = object.__new__(EventHandlers)
     login = object.__new__(Login)
-    code = await informers.run_kopf(login, controller, (), lambda _: None, stop=stop, on_started=start_tasks)
+    code = await informers.run_kopf(login, unused_handlers(), (), stop=stop, on_started=start_tasks)
     assert code == informers.NESTED_TOO_DEEPLY
     assert not tasks[-1].done()
     tasks[-1].cancel()
@@ -294,9 +298,7 @@ async def test_watch_failure_ends_the_operator_with_an_error(
 
     monkeypatch.setattr(kopf, "spawn_tasks", fail_to_spawn)
     stop = asyncio.Event()
-    controller = object.__new__(Controller)
-    controller.events = object.__new__(EventHandlers)
-    assert await informers.run_kopf(object.__new__(Login), controller, (), lambda _: None, stop=stop) == 1
+    assert await informers.run_kopf(object.__new__(Login), unused_handlers(), (), stop=stop) == 1
     assert stop.is_set()
     assert caplog.messages == [
         "Watching ConsumerGroups and RebalancePolicies failed, so the operator exits: 404 page not found"

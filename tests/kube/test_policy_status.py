@@ -68,7 +68,7 @@ async def test_policy_status_write_reconciles_no_group(
     assert policy["metadata"]["resourceVersion"] != version
 
     async def is_observed() -> bool:
-        informed = world.operator.controller.events.policies[(world.namespace, "rules")]
+        informed = world.operator.controller.specs.policies[(world.namespace, "rules")]
         return bool(informed.metadata.resource_version == policy["metadata"]["resourceVersion"])
 
     await soon(is_observed)

@@ -58,7 +58,7 @@ async def journal(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Jou
         operator.reconciles.append(result)  # type: ignore[arg-type]
         observers.on_reconciled(result)  # type: ignore[arg-type]
 
-    operator.controller.on_reconciled = record
+    operator.controller.reconciler.on_reconciled = record
     operator.registry.on_lag_polled = observers.on_lag_polled
     yield writer
     await traces.close()

@@ -23,6 +23,7 @@ from rota.kube.client.objects import (
 from rota.kube.client.pod_status import SIDECAR_CONTAINER
 from rota.kube.members.report_client import ReportClient
 from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.workload.deployments import Deployments
 from rota.model import Queue
@@ -63,11 +64,12 @@ class Operator(Process):
         api = cast("Api", Server(self))
         reports = cast("ReportClient", Members(self))
         with self.loop.running():
-            controller = Controller(api, reports, cast("BrokerRegistry", Brokers(self)), Deployments(api))
-            controller.on_reconciled = self._on_reconciled
-            controller.wall_time = lambda: self.time
+            registry = cast("BrokerRegistry", Brokers(self))
+            controller = Controller(api, reports, registry, Deployments(api), wall_time=lambda: self.time)
+            controller.reconciler.on_reconciled = self._on_reconciled
+            self.events = EventHandlers(controller)
             controller.add_group(SimulatedGroup(self))
-            controller.events.on_group_upsert(self.group_resource())
+            self.events.groups.on_upsert(self.group_resource())
         return controller
 
     @property
@@ -93,7 +95,7 @@ class Operator(Process):
             with self.loop.running():
                 if leads != self.controller.is_leading:
                     self.controller.set_leading(is_leading=leads)
-                self.controller.events.on_group_upsert(self.group_resource())
+                self.events.groups.on_upsert(self.group_resource())
         self.after(0.1, self._follow_lease)
 
     # Watches.
@@ -124,10 +126,10 @@ class Operator(Process):
 
     def _report_missing_records(self) -> None:
         """Report the assignment as deleted, if the operator has written an assignment that no watch has reported."""
-        for expected in list(self.controller.events.expected_assignments()):
+        for expected in list(self.events.assignments.expected()):
             metadata = msgspec.structs.replace(expected.metadata, resource_version=str(self.world.api.version))
             with self.loop.running():
-                self.controller.events.on_assignment_delete(msgspec.structs.replace(expected, metadata=metadata))
+                self.events.assignments.on_delete(msgspec.structs.replace(expected, metadata=metadata))
 
     def _observe_pod(self, name: str, pod: PodObject | None, version: int) -> None:
         if version <= self._versions.get(name, 0):
@@ -136,9 +138,9 @@ class Operator(Process):
         pod_state = self.controller.groups[self.key].pods.get(name)
         with self.loop.running():
             if pod:
-                self.controller.events.on_pod_upsert(self.pod_body(pod))
+                self.events.pods.on_upsert(self.pod_body(pod))
             elif pod_state:
-                self.controller.events.on_pod_delete(pod_state.pod)
+                self.events.pods.on_delete(pod_state.pod)
 
     def _on_config_map_change(self, stored: StoredConfigMap | None) -> None:
         """Receive a change of the assignment by its watch, later."""
@@ -151,9 +153,9 @@ class Operator(Process):
         previous, self._config_map = self._config_map, stored
         with self.loop.running():
             if stored:
-                self.controller.events.on_assignment_upsert(as_config_map(self.key, stored))
+                self.events.assignments.on_upsert(as_config_map(self.key, stored))
             elif previous:
-                self.controller.events.on_assignment_delete(as_config_map(self.key, replace(previous, version=version)))
+                self.events.assignments.on_delete(as_config_map(self.key, replace(previous, version=version)))
 
     # Brokers and members.
 

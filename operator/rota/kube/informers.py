@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import kopf
 
@@ -13,101 +13,43 @@ from rota.kube.client.informer import Informer, without_forbidden_namespaces
 from rota.kube.client.login.session import Login
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Deployment, Pod
 from rota.kube.client.paths import GROUPS, POLICIES
-from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 
 RESYNC_SECONDS = 60.0  # between two lists of groups and policies, in case kopf lost an event
 SYNC_CHECK_SECONDS = 0.02  # between two checks whether the first lists have arrived
 RELIST_RETRY_SECONDS = 2.0  # after a failed list
 NESTED_TOO_DEEPLY = -1  # the exit code of `operate` when kopf cannot read a group or policy
 
-ObjectHandler = Callable[[Any], None]
-OnGroupChange = Callable[[tuple[str, str]], None]  # called with the key of a group that changed
 _GROUP_SELECTOR = {"labelSelector": GROUP_LABEL}
 
 _log = logging.getLogger(__name__)
 
 
-class _Kind(NamedTuple):
-    """A kind of object to list and watch, and what handles its changes."""
-
-    resource: str
-    type: type[Any]
-    on_upsert: ObjectHandler
-    on_delete: ObjectHandler
-    expected: Callable[[], Iterable[Any]] = tuple
-
-    def informer(self, api: Api, namespace: str, params: dict[str, str] | None = None) -> Informer[Any]:
-        """Return an informer for the objects of this kind that match `params`."""
-        return Informer(
-            api,
-            self.resource,
-            namespace,
-            self.type,
-            on_upsert=self.on_upsert,
-            on_delete=self.on_delete,
-            expected=self.expected,
-            params=params,
-        )
-
-
 def object_informers(
-    api: Api,
-    controller: Controller,
-    namespaces: Sequence[str],
-    notify: OnGroupChange = lambda _: None,
-    *,
-    with_deployments: bool = True,
+    api: Api, events: EventHandlers, namespaces: Sequence[str], *, with_deployments: bool = True
 ) -> list[Informer[Any]]:
     """Return informers for the groups' assignments, Deployments and pods, selected by the group label."""
-    events = controller.events
-    on_assignment_upsert = _with_notification(events.on_assignment_upsert, notify)
-    on_assignment_delete = _with_notification(events.on_assignment_delete, notify)
-    kinds = [
-        _Kind("configmaps", ConfigMap, on_assignment_upsert, on_assignment_delete, events.expected_assignments),
-        _Kind(
-            "deployments",
-            Deployment,
-            events.on_deployment_upsert,
-            events.on_deployment_delete,
-            events.expected_deployments,
-        ),
-        _Kind("pods", Pod, events.on_pod_upsert, events.on_pod_delete),
-    ]
-    return [
-        kind.informer(api, namespace, _GROUP_SELECTOR)
-        for namespace in namespaces or [""]
-        for kind in kinds
-        if with_deployments or kind.type is not Deployment
-    ]
+    informers: list[Informer[Any]] = []
+    for namespace in namespaces or [""]:
+        informers.append(Informer(api, "configmaps", namespace, ConfigMap, events.assignments, params=_GROUP_SELECTOR))
+        if with_deployments:
+            informers.append(
+                Informer(api, "deployments", namespace, Deployment, events.deployments, params=_GROUP_SELECTOR)
+            )
+        informers.append(Informer(api, "pods", namespace, Pod, events.pods, params=_GROUP_SELECTOR))
+    return informers
 
 
-def custom_informers(
-    api: Api, controller: Controller, namespaces: Sequence[str], notify: OnGroupChange = lambda _: None
-) -> list[Informer[Any]]:
-    """Return informers for policies and groups, policies first."""
-    events = controller.events
-    on_group_upsert, on_group_delete = _group_handlers(controller, notify)
-    # Expected are also the objects that only kopf has reported: while its watch is interrupted, it misses deletions.
-    kinds = [
-        _Kind(POLICIES, CustomResource, events.on_policy_upsert, events.on_policy_delete, events.policies.values),
-        _Kind(GROUPS, CustomResource, on_group_upsert, on_group_delete, events.expected_groups),
-    ]
-    return [kind.informer(api, namespace) for namespace in namespaces or [""] for kind in kinds]
+def custom_informers(api: Api, events: EventHandlers, namespaces: Sequence[str]) -> list[Informer[Any]]:
+    """Return informers for policies and groups, policies first.
 
-
-def _group_handlers(controller: Controller, notify: OnGroupChange) -> tuple[ObjectHandler, ObjectHandler]:
-    events = controller.events
-    return _with_notification(events.on_group_upsert, notify), _with_notification(events.on_group_delete, notify)
-
-
-def _with_notification(handle: ObjectHandler, notify: OnGroupChange) -> ObjectHandler:
-    """Return a handler that also reports the group: on a standby, or after its deletion, no reconcile would."""
-
-    def handle_and_notify(changed: CustomResource | ConfigMap) -> None:
-        handle(changed)
-        notify(changed.metadata.key if isinstance(changed, CustomResource) else changed.metadata.group_key)
-
-    return handle_and_notify
+    Objects that only kopf has reported count as known, too: while its watch is interrupted, it misses deletions.
+    """
+    informers: list[Informer[Any]] = []
+    for namespace in namespaces or [""]:
+        informers.append(Informer(api, POLICIES, namespace, CustomResource, events.policies))
+        informers.append(Informer(api, GROUPS, namespace, CustomResource, events.groups))
+    return informers
 
 
 async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: bool) -> list[str]:
@@ -116,8 +58,10 @@ async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: 
     Without `has_kopf`, no namespace is for kopf: the operator's own informers watch groups and policies.
     """
     while True:
-        unlisted = [informer for informer in informers if informer.is_forbidden or not informer.listed.is_set()]
-        listed = {informer.namespace for informer in informers} - {informer.namespace for informer in unlisted}
+        listed = {informer.namespace for informer in informers}
+        for informer in informers:
+            if informer.is_forbidden or not informer.listed.is_set():
+                listed.discard(informer.namespace)
         if listed and all(informer.listed.is_set() for informer in without_forbidden_namespaces(informers)):
             return sorted(listed) if has_kopf else []
         await asyncio.sleep(SYNC_CHECK_SECONDS)
@@ -157,9 +101,8 @@ async def _try_relist(informer: Informer[Any]) -> bool:
 
 async def run_kopf(
     login: Login,
-    controller: Controller,
+    events: EventHandlers,
     namespaces: Sequence[str],
-    notify: OnGroupChange,
     *,
     stop: asyncio.Event,
     on_started: Callable[[], object] = lambda: None,
@@ -167,8 +110,8 @@ async def run_kopf(
     """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY."""
     registry = kopf_watch.build_registry(
         login,
-        _group_handlers(controller, notify),
-        (controller.events.on_policy_upsert, controller.events.on_policy_delete),
+        (events.groups.on_upsert, events.groups.on_delete),
+        (events.policies.on_upsert, events.policies.on_delete),
     )
     try:
         tasks = await kopf.spawn_tasks(
@@ -177,7 +120,7 @@ async def run_kopf(
             settings=kopf_watch.build_settings(),
             standalone=True,
             clusterwide="" in namespaces,
-            namespaces=[namespace for namespace in namespaces if namespace],
+            namespaces=list(filter(None, namespaces)),
         )
         on_started()
         await kopf_watch.run_tasks(tasks)

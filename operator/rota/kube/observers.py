@@ -1,11 +1,10 @@
 """Publishes what the operator did and observed to metrics, log, journal, traces, and users of the page."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from rota.aio import loop_time
+from rota.aio import BackgroundTasks, loop_time
 from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.objects import ObjectKey
 from rota.kube.http.events import Broadcaster
@@ -44,7 +43,7 @@ class Observers:
         self._broadcaster = broadcaster
         self._trace_exporter = trace_exporter
         self._offset_recorder = OffsetRecorder(lag_of)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._reset_recorders()
 
     def _reset_recorders(self) -> None:
@@ -57,7 +56,7 @@ class Observers:
         key = (result.group.namespace, result.group.name)
         changes = self._metrics.record_reconcile(result, loop_time())
         journal_records = self._journal_recorder.build_records(
-            result, changes, self._controller.wall_time(), lambda: self._controller.snapshot(result.group)
+            result, changes, self._controller.wall_time(), lambda: self._controller.reconciler.snapshot(result.group)
         )
         records = [*result.plan.journal_records, *journal_records]
         self._journal.write(records)
@@ -69,9 +68,7 @@ class Observers:
     def on_lag_polled(self, groups: Collection[ObjectKey]) -> None:
         """Journal and publish the lag of groups after their brokers were polled."""
         if self._controller.is_leading:
-            task = asyncio.get_running_loop().create_task(self._record_offsets(list(groups)), name="offsets")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._record_offsets(list(groups)), "offsets")
         self._broadcaster.publish(*groups)
 
     async def _record_offsets(self, groups: Collection[ObjectKey]) -> None:

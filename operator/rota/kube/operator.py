@@ -49,6 +49,7 @@ from rota.kube.observers import Observers
 from rota.kube.options import VERSION, Options, check_options
 from rota.kube.policies.policy_status import PolicyStatusWriter
 from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.state.group import Group
 from rota.kube.state.queue_quota import QueueQuota
 from rota.kube.state.stored_assignment import AssignmentLimits
@@ -94,13 +95,17 @@ class _Parts:
     controller: Controller
     reports: ReportClient
     observers: Observers
+    events: EventHandlers
     namespaces: list[_Informers]
     elector: LeaderElector
 
     @property
     def informers(self) -> list[Informer[Any]]:
         """All informers of all watched namespaces."""
-        return [informer for kinds in self.namespaces for informer in [*kinds.objects, *kinds.custom_resources]]
+        informers: list[Informer[Any]] = []
+        for kinds in self.namespaces:
+            informers += [*kinds.objects, *kinds.custom_resources]
+        return informers
 
 
 async def operate(options: Options, stop: asyncio.Event | None = None, *, has_kopf: bool = True) -> int:
@@ -118,7 +123,8 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     registry = _build_broker_registry(stack, api, options)
     broadcaster = Broadcaster()
     journal = stack.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
-    trace_exporter = _open_trace_exporter(stack, identity)
+    trace_exporter = TraceExporter(open_recorder(os.environ, identity, VERSION))
+    stack.push_async_callback(trace_exporter.close)
     # Names of groups' Secrets end with another suffix, so no group can claim this name.
     keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
     controller, reports = _build_controller(stack, api, registry, keys, options)
@@ -128,13 +134,14 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     observers = Observers(
         controller, metrics, registry.lag_of, journal=journal, broadcaster=broadcaster, trace_exporter=trace_exporter
     )
-    controller.on_reconciled = observers.on_reconciled
+    controller.reconciler.on_reconciled = observers.on_reconciled
     registry.consumed_queues = read_model.consumed_queues
     registry.on_lag_polled = observers.on_lag_polled
-    namespaces = _build_informers(api, controller, observers, options)
+    events = EventHandlers(controller, observers.on_group_changed)
+    namespaces = _build_informers(api, events, options)
     security = await _open_page_security(stack, login, options)
     elector = _build_elector(lease_api, identity, _leadership_handler(controller, observers), options, security)
-    parts = _Parts(login, api, keys, registry, controller, reports, observers, namespaces, elector)
+    parts = _Parts(login, api, keys, registry, controller, reports, observers, events, namespaces, elector)
     informers += parts.informers
     probe_server = ProbeServer(
         informers,
@@ -154,6 +161,8 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     reports = parts.reports
     get_groups = _led_groups(controller)
     progress_poller = ProgressPoller(get_groups, reports, parts.observers.on_redelivered)
+    users = parts.events.policies.users
+    policy_statuses = PolicyStatusWriter(parts.api, controller.specs.policies, users, lambda: controller.is_leading)
     delivery_poller = partial(poll_deliveries, get_groups, reports, controller.enqueue)
     async with asyncio.TaskGroup() as tasks:
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -167,7 +176,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
             tasks.create_task(poll_reports(get_groups, reports, controller.enqueue), name="report poller"),
             tasks.create_task(supervise("progress poller", progress_poller.run), name="progress poller"),
             tasks.create_task(supervise("delivery poller", delivery_poller), name="delivery poller"),
-            tasks.create_task(_write_policy_statuses(parts.api, controller), name="policy statuses"),
+            tasks.create_task(supervise("policy statuses", policy_statuses.run), name="policy statuses"),
         ]
 
         async def run_kopf_watch() -> None:
@@ -175,9 +184,8 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
             if has_kopf:  # it handles the signals until `_stop_on_signals` does
                 code = await run_kopf(
                     parts.login,
-                    controller,
+                    parts.events,
                     kopf_namespaces.result(),
-                    parts.observers.on_group_changed,
                     stop=stop,
                     on_started=lambda: _stop_on_signals(stop),
                 )
@@ -230,22 +238,15 @@ async def _serve(
     await stack.enter_async_context(await served)
 
 
-def _build_informers(api: Api, controller: Controller, observers: Observers, options: Options) -> list[_Informers]:
+def _build_informers(api: Api, events: EventHandlers, options: Options) -> list[_Informers]:
     """Return, for each watched namespace, the informers of its objects, and those of its policies and groups."""
-    notify = observers.on_group_changed
     return [
         _Informers(
-            object_informers(api, controller, [namespace], notify, with_deployments=options.fleets),
-            custom_informers(api, controller, [namespace], notify),
+            object_informers(api, events, [namespace], with_deployments=options.fleets),
+            custom_informers(api, events, [namespace]),
         )
         for namespace in options.namespaces or [""]
     ]
-
-
-def _open_trace_exporter(stack: AsyncExitStack, identity: str) -> TraceExporter:
-    traces = TraceExporter(open_recorder(os.environ, identity, VERSION))
-    stack.push_async_callback(traces.close)
-    return traces
 
 
 def _build_elector(
@@ -269,8 +270,8 @@ def _build_controller(
     reports = ReportClient(keys.keys_of)
     stack.push_async_callback(reports.close)
     fleets = Deployments(api, options.image, enabled=options.fleets, keys=keys)
-    controller = Controller(api, reports, registry, fleets)
-    controller.events.assignment_limits = AssignmentLimits(options.max_queues, options.document_schema)
+    limits = AssignmentLimits(options.max_queues, options.document_schema)
+    controller = Controller(api, reports, registry, fleets, assignment_limits=limits)
     stack.push_async_callback(controller.close)
     return controller, reports
 
@@ -315,13 +316,6 @@ def _build_metrics(
 
 def _led_groups(controller: Controller) -> Callable[[], Mapping[tuple[str, str], Group]]:
     return lambda: controller.groups if controller.is_leading else {}
-
-
-async def _write_policy_statuses(api: Api, controller: Controller) -> None:
-    statuses = PolicyStatusWriter(
-        api, lambda: controller.events.policies, controller.events.policy_users, lambda: controller.is_leading
-    )
-    await supervise("policy statuses", statuses.run)
 
 
 def _leadership_handler(controller: Controller, observers: Observers) -> Callable[[bool], None]:

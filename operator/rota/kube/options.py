@@ -44,19 +44,21 @@ class Options:
 
 def parse_namespaces(texts: Sequence[str]) -> list[str]:
     """Parse texts that hold one or several comma-separated names. Raise ValueError for an invalid name."""
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
+    names = list(filter(None, map(str.strip, ",".join(texts).split(","))))
     for name in names:
-        if not is_dns_label(name):
-            mistake = f"--namespace {single_line(name, 100)!r} is not a valid namespace name"
-            raise ValueError(f"{mistake}; kubectl get namespaces lists them")
+        _check_namespace("--namespace", name)
     return names
+
+
+def _check_namespace(option: str, name: str) -> None:
+    if not is_dns_label(name):
+        mistake = f"{option} {single_line(name, 100)!r} is not a valid namespace name"
+        raise ValueError(f"{mistake}; kubectl get namespaces lists them")
 
 
 def check_options(options: Options) -> None:
     """Raise ValueError for invalid options; otherwise each use of them would fail at run time."""
-    if not is_dns_label(options.own_namespace):
-        mistake = f"--own-namespace {single_line(options.own_namespace, 100)!r} is not a valid namespace name"
-        raise ValueError(f"{mistake}; kubectl get namespaces lists them")
+    _check_namespace("--own-namespace", options.own_namespace)
     if not is_dns_subdomain(options.lease):
         mistake = f"--lease {single_line(options.lease, 100)!r} is not a valid object name"
         raise ValueError(f"{mistake}; use lower-case letters, digits and -, such as rota")

@@ -196,11 +196,11 @@ def owns_consumer_group(binding: Binding, rival: Binding) -> bool:
 
 def member_suffixes(binding: Binding, rivals: Iterable[Binding], now: float) -> Collection[str]:
     """Return the suffixes of the client ids of a group's members (see `suffix_of`)."""
-    suffixes = {*binding.group.client_id_suffixes(now)}
+    suffixes = {*binding.group.client_ids.suffixes(now)}
     for rival in rivals:
         # Members of a duplicate group do not count as unmanaged: they have to leave, and own no queues.
         if owns_consumer_group(binding, rival):
-            suffixes.update(rival.group.client_id_suffixes(now))
+            suffixes.update(rival.group.client_ids.suffixes(now))
     return suffixes
 
 

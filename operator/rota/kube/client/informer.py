@@ -7,8 +7,8 @@ interrupted is in no event and in no list.
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
@@ -35,8 +35,24 @@ class HasMetadata(Protocol):
 T = TypeVar("T", bound=HasMetadata)
 
 
+class ObjectHandlers(Protocol[T]):
+    """Handles the objects of one kind."""
+
+    def on_upsert(self, item: T, /) -> None:
+        """Handle an added or changed object, or one that a list has."""
+
+    def on_delete(self, item: T, /) -> None:
+        """Handle a deleted object."""
+
+    def expected(self) -> Iterable[T]:
+        """Return the objects that exist as far as the operator knows, its own writes included.
+
+        Only objects that match the informer's `params` may be among them: one that a list lacks counts as deleted.
+        """
+
+
 class Informer(Generic[T]):
-    """Lists and watches one collection; calls a handler for each object that exists, and for each deleted one."""
+    """Lists and watches one collection; its handlers get each object that exists, and each deleted one."""
 
     def __init__(
         self,
@@ -44,25 +60,17 @@ class Informer(Generic[T]):
         resource: str,
         namespace: str,
         kind: type[T],
+        handlers: ObjectHandlers[T],
         *,
-        on_upsert: Callable[[T], None],
-        on_delete: Callable[[T], None],
-        expected: Callable[[], Iterable[T]] = tuple,
         params: Params | None = None,
     ) -> None:
-        """`expected` returns the objects that exist as far as the operator knows, its own writes included.
-
-        Only objects that match `params` may be among them: each one that is missing in a list counts as deleted.
-        """
         self.resource = resource
         self.namespace = namespace  # empty: all
         self.path = collection_path(resource, namespace)
         self._api = api
         self._kind = kind
         self._params = params
-        self._on_upsert = on_upsert
-        self._on_delete = on_delete
-        self._expected = expected
+        self._handlers = handlers
         self._cache: dict[ObjectKey, T] = {}
         self._resource_version = ""  # at which a watch resumes; empty: list first
         self.is_forbidden = False  # whether the operator may not list it
@@ -123,11 +131,12 @@ class Informer(Generic[T]):
         for key, cached in list(self._cache.items()):
             if key not in listed_keys:
                 self._delete(_with_list_version(cached, version))
-        for item in list(self._expected()):
-            is_listed_here = self.namespace in {"", item.metadata.namespace}
+        for item in list(self._handlers.expected()):
+            if item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}:
+                continue
             deleted = _with_list_version(item, version)
             was_written_later = item.metadata.version_number > deleted.metadata.version_number
-            if is_listed_here and item.metadata.key not in listed_keys and not was_written_later:
+            if not was_written_later:
                 self._delete(deleted)
 
     async def _watch(self) -> None:
@@ -147,16 +156,19 @@ class Informer(Generic[T]):
         if cached and cached.metadata.uid != item.metadata.uid:
             self._delete(cached)
         self._cache[item.metadata.key] = part_to_cache(item)
-        self._call_handler(self._on_upsert, item)
+        with self._logged_failure(item):
+            self._handlers.on_upsert(item)
 
     def _delete(self, item: T) -> None:
         self._cache.pop(item.metadata.key, None)
-        self._call_handler(self._on_delete, item)
+        with self._logged_failure(item):
+            self._handlers.on_delete(item)
 
-    def _call_handler(self, handler: Callable[[T], None], item: T) -> None:
-        """Call a handler; if it fails for one object, the others are still handled."""
+    @contextmanager
+    def _logged_failure(self, item: T) -> Iterator[None]:
+        """Log a handler's failure: if it fails for one object, the others are still handled."""
         try:
-            handler(item)
+            yield
         except Exception:  # noqa: BLE001 - concerns one object
             _log.exception("The event handler of %s failed for %s/%s", self.path, *item.metadata.key)
 

@@ -12,7 +12,7 @@ from msgspec.structs import force_setattr, replace
 from rota.documents import GZIP_KEY, PLAIN_KEY
 from rota.kube.client.deployment_status import DeploymentStatus, RolloutState
 from rota.kube.client.pod_status import PodStatus, sidecars_in, trim_status
-from rota.model import Poke
+from rota.model import Holder, Poke
 
 GROUP_LABEL = "rota.dev/group"
 POKE_ANNOTATION = "rota.dev/generation"
@@ -251,6 +251,16 @@ class Pod(Struct, frozen=True):
         """Whether its sidecar has stopped for good."""
         has_terminated = any(container.state.terminated is not None for container in self.status.sidecar_statuses)
         return self.ended or (self.terminating and has_terminated)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its sidecar has started, and the pod has not ended."""
+        return self.started and not self.ended
+
+    @property
+    def holder(self) -> Holder:
+        """Its name and uid, as assignments name it."""
+        return Holder(self.metadata.name, self.metadata.uid)
 
     @property
     def may_run(self) -> bool:

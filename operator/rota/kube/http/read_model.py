@@ -114,7 +114,7 @@ class ReadModel(NamedTuple):
         queues = [] if queue is None else [parse_queue(queue)]
         async with self.explain_lock:
             explanations = await asyncio.to_thread(
-                explain_owners, self.controller.snapshot(facts.group), self.controller.wall_time(), queues
+                explain_owners, self.controller.reconciler.snapshot(facts.group), self.controller.wall_time(), queues
             )
         summary = presenters.present_summary(facts)
         reasons = [schema.QueueExplanation(*entry.queue, entry.owner, entry.sentence) for entry in explanations]

@@ -39,8 +39,8 @@ def _forget_ended(group: Group) -> None:
 async def _poll_member(reports: ReportClient, turn: PollTurn) -> None:
     group = turn.group
     totals = group.deliveries
-    pod_state = group.pods.get(turn.name)
-    if pod_state is None or pod_state.pod.metadata.uid != turn.uid:
+    pod_state = turn.pod_state
+    if pod_state is None:
         return
     deliveries = await reports.read_deliveries(Endpoint.from_pod(pod_state.pod, group.uid))
     # During the read, the pod may have been replaced, or leadership lost, which resets the group's totals.

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from rota.kube.client.objects import ObjectKey
 from rota.kube.state.group import Group
+from rota.kube.state.pod_state import PodState
+from rota.model import Holder
 
 STEP_SECONDS = 1.0
 
@@ -26,6 +28,11 @@ class PollTurn(NamedTuple):
     group: Group
     name: str
     uid: str  # of its pod
+
+    @property
+    def pod_state(self) -> PodState | None:
+        """The member's state; None if it was deleted or replaced since this turn was scheduled."""
+        return self.group.pods.find(Holder(self.name, self.uid))
 
 
 class PollSchedule(NamedTuple):
@@ -46,10 +53,10 @@ class PollSchedule(NamedTuple):
 
 
 def running_members(groups: Mapping[ObjectKey, Group]) -> Iterator[PollTurn]:
-    """Yield the members whose sidecar has started and whose pod has not ended."""
+    """Yield the members that run."""
     for key, group in groups.items():
         for name, pod_state in group.pods.items():
-            if pod_state.pod.started and not pod_state.pod.ended:
+            if pod_state.pod.is_running:
                 yield PollTurn(key, group, name, pod_state.pod.metadata.uid)
 
 

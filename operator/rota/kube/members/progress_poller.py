@@ -1,6 +1,6 @@
 """Polls members' progress on their queues: delivered messages that are not committed, and where new readers started.
 
-If a member crashes, its uncommitted messages are delivered again to the next reader: both figures tell how many.
+If a member crashes, its uncommitted messages are delivered again to the next reader: both figures show how many.
 
 A small fleet is polled every five seconds, a large one at a fixed number of members per second. Members that have just
 taken over queues are polled more often, for a minute.
@@ -53,8 +53,8 @@ class ProgressPoller:
 
     async def _poll_member(self, turn: PollTurn) -> None:
         pods = turn.group.pods
-        pod_state = pods.get(turn.name)
-        if pod_state is None or pod_state.pod.metadata.uid != turn.uid:
+        pod_state = turn.pod_state
+        if pod_state is None:
             return
         member = Endpoint.from_pod(pod_state.pod, turn.group.uid)
         start = pod_state.next_progress_index
@@ -64,7 +64,7 @@ class ProgressPoller:
             if page is None or pods.get(turn.name) is not pod_state:
                 return
             limit = self._max_tracked_queues(turn.group)
-            redelivered = pods.record_progress(turn.name, page, loop_time(), max_tracked_queues=limit)
+            redelivered = pods.record_progress(turn.name, page, loop_time(), max_queues=limit)
             if redelivered:
                 self._on_redelivered(turn.group_key, redelivered)
             if page.next_start is None or page.next_start <= start:

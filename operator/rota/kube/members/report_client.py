@@ -259,18 +259,15 @@ class ReportClient:
 
     async def drain(self, member: Endpoint) -> None:
         """Request a member's final drain. The caller repeats this until the member's report shows that it drains."""
-        try:
-            await self._post_drain(member)
-        except _NO_RESPONSE_ERRORS as error:
-            _log.debug("The drain request to %s failed: %s", member.address, error)
-
-    async def _post_drain(self, member: Endpoint) -> None:
         timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_SECONDS)
         url = member.url(DRAIN_PATH)
         headers = self._signature("POST", DRAIN_PATH, member)
         command = None if member.is_signed else {"uid": member.uid}
-        async with self._session.post(url, json=command, headers=headers, timeout=timeout, allow_redirects=False):
-            pass  # its status and body are ignored: the member's next report shows the effect
+        try:
+            async with self._session.post(url, json=command, headers=headers, timeout=timeout, allow_redirects=False):
+                pass  # its status and body are ignored: the member's next report shows the effect
+        except _NO_RESPONSE_ERRORS as error:
+            _log.debug("The drain request to %s failed: %s", member.address, error)
 
     async def _get(self, member: Endpoint, query: _Query, seconds: float, path: str = REPORT_PATH) -> _ResponseBody:
         try:

@@ -33,8 +33,8 @@ def _has_long_poll(turn: PollTurn) -> bool:
 
 
 async def _poll_member(reports: ReportClient, on_change: Callable[[ObjectKey], None], turn: PollTurn) -> None:
-    pod_state = turn.group.pods.get(turn.name)
-    if pod_state is None or pod_state.pod.metadata.uid != turn.uid:
+    pod_state = turn.pod_state
+    if pod_state is None:
         return
     member = Endpoint.from_pod(pod_state.pod, turn.group.uid)
     offsets: Mapping[Queue, int | None] | None = None

@@ -40,7 +40,7 @@ class ReportWatchers:
         self._polls_by_pod: dict[str, asyncio.Task[None]] = {}
 
     def update_polls(self) -> None:
-        """Poll every member to poll; if there is none, keep a standing poll of one member for brokers' notices."""
+        """Poll the members that the plan names; without any, keep a standing poll of one for brokers' notices."""
         for name in sorted(self._group.members_to_poll):  # sorted: in the same order in every process
             is_polled = name in self._polls_by_pod and not self._polls_by_pod[name].done()
             if not is_polled:

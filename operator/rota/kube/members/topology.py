@@ -51,11 +51,14 @@ class Topology:
         """Return each pod's machine room: the value of its own label, otherwise its node's; omit pods without one."""
         label = _room_label(group)
         rooms: dict[str, str] = {}
+        if not label:
+            return rooms
         for name, state in group.pods.items():
             node = self._nodes.get(state.pod.spec.node_name)
             node_room = node.labels.get(label) if node else None
-            rooms[name] = state.pod.metadata.labels.get(label) or node_room or ""
-        return {name: room for name, room in rooms.items() if label and room}
+            if room := state.pod.metadata.labels.get(label) or node_room:
+                rooms[name] = room
+        return rooms
 
 
 def _room_label(group: Group) -> str:

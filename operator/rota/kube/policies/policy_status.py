@@ -29,24 +29,24 @@ _log = logging.getLogger(__name__)
 def policy_status(policy: CustomResource, groups: Sequence[str], now: float) -> dict[str, Any]:
     """Return the status of a policy; `groups` are the names of the groups that use it."""
     mistake = _find_mistake(policy)
-    reason = "InvalidPolicy" if mistake else "Accepted"
-    message = mistake or "The policy can be used"
+    # kstatus reads Stalled: only a user can fix a policy that is not accepted.
+    statuses = {"Accepted": str(not mistake), "Stalled": str(bool(mistake))}
     return {
         "observedGeneration": policy.metadata.generation,
         "groups": len(groups),
         "usedBy": sorted(groups)[:MAX_NAMES],
-        "conditions": [
-            {
-                "type": kind,
-                "status": status,
-                "reason": reason,
-                "message": message,
-                "observedGeneration": policy.metadata.generation,
-                "lastTransitionTime": _transition_time(policy.status, kind, status) or format_time(now, "seconds"),
-            }
-            # kstatus reads Stalled: only a user can fix a policy that is not accepted.
-            for kind, status in (("Accepted", str(not mistake)), ("Stalled", str(bool(mistake))))
-        ],
+        "conditions": [_condition(policy, kind, status, mistake, now) for kind, status in statuses.items()],
+    }
+
+
+def _condition(policy: CustomResource, kind: str, status: str, mistake: str, now: float) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": "InvalidPolicy" if mistake else "Accepted",
+        "message": mistake or "The policy can be used",
+        "observedGeneration": policy.metadata.generation,
+        "lastTransitionTime": _transition_time(policy.status, kind, status) or format_time(now, "seconds"),
     }
 
 
@@ -76,7 +76,7 @@ class PolicyStatusWriter:
     def __init__(
         self,
         api: Api,
-        policies: Callable[[], Mapping[ObjectKey, CustomResource]],
+        policies: Mapping[ObjectKey, CustomResource],
         users: Callable[[], Mapping[ObjectKey, Sequence[str]]],
         is_leading: Callable[[], bool],
     ) -> None:
@@ -97,7 +97,7 @@ class PolicyStatusWriter:
     async def write_due(self) -> None:
         """Write each status that differs from the published one. After a failure, the rest wait for the next run."""
         users = self._users()
-        async for key, policy in yield_periodically(list(self._policies().items())):
+        async for key, policy in yield_periodically(list(self._policies.items())):
             status = policy_status(policy, users.get(key, ()), time())
             if status != policy.status and not await self._write(policy, status):
                 break

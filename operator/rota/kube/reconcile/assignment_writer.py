@@ -45,11 +45,11 @@ class AssignmentWriter:
             is_rejected = isinstance(error, ApiError) and error.status in REJECTED_STATUSES
             if not is_rejected:
                 self._pending.append(PendingPlan(replace(pending.plan, config_map_data={}), pending.planning_seconds))
-                self._group.assignment_outdated = True
+                self._group.assignment.is_outdated = True
             raise
         self._pending.clear()
-        if written.metadata.version_number < self._group.assignment_deleted_at:
-            self._group.assignment_outdated = True  # it was deleted before the response arrived
+        if written.metadata.version_number < self._group.assignment.deleted_at:
+            self._group.assignment.is_outdated = True  # it was deleted before the response arrived
         else:
             self._group.set_assignment(written)
 
@@ -68,7 +68,6 @@ class AssignmentWriter:
 
 async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
     """Write the document. Raise ConflictError if the ConfigMap is not in the version that was read."""
-    assert group.body is not None  # noqa: S101 - only existing groups are planned
     body = build_config_map(group, plan.config_map_data)
     try:
         if group.stored_assignment.resource_version:
@@ -92,11 +91,17 @@ def build_config_map(group: Group, data: Mapping[str, str | bytes]) -> dict[str,
     }
     if group.stored_assignment.resource_version:
         metadata["resourceVersion"] = group.stored_assignment.resource_version
+    texts = {SETTINGS_KEY: group.desired_settings}
+    packed: dict[str, bytes] = {}
+    for key, value in data.items():
+        if isinstance(value, str):
+            texts[key] = value
+        else:
+            packed[key] = value
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata,
-        "data": {SETTINGS_KEY: group.desired_settings}
-        | {key: text for key, text in data.items() if isinstance(text, str)},
-        "binaryData": {key: packed for key, packed in data.items() if isinstance(packed, bytes)},  # encoded as base64
+        "data": texts,
+        "binaryData": packed,  # encoded as base64
     }

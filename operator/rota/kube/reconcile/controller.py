@@ -1,27 +1,30 @@
-"""The controller: connects event handlers, work queue and reconciler; it writes only while this operator leads."""
+"""The controller: decides when each group is reconciled, and lets it be written only while this operator leads."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
+from math import inf
 from time import time
-from typing import Any
 
-from rota.aio import RateLimitedCall, loop_time
+from rota.aio import BackgroundTasks, RateLimitedCall, loop_time
 from rota.http_server import AdmissionLimit
 from rota.kube.brokers.registry import BrokerRegistry
-from rota.kube.client.api import Api
+from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
 from rota.kube.client.objects import ObjectKey
 from rota.kube.members.report_client import ReportClient
 from rota.kube.members.report_watchers import MAX_STANDING_POLLS, ReportWatchers, WatcherEvents
 from rota.kube.reconcile.assignment_writer import AssignmentWriter
-from rota.kube.reconcile.event_handlers import EventHandlers
-from rota.kube.reconcile.reconciler import Reconciler, ReconcileResult
-from rota.kube.reconcile.status_publisher import MAX_CONCURRENT_WRITES, PublisherHooks, StatusPublisher
-from rota.kube.reconcile.work_queue import COALESCE_SECONDS, QueuedGroup, WorkQueue
+from rota.kube.reconcile.group_specs import GroupSpecs
+from rota.kube.reconcile.observe import MAX_CONCURRENT_POLLS, GroupStateReader, PriorityLimiter
+from rota.kube.reconcile.pod_annotator import PodAnnotator
+from rota.kube.reconcile.reconciler import QueuedGroup, Reconciler
+from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS, PublisherResources, StatusPublisher
 from rota.kube.state.group import Group
+from rota.kube.state.stored_assignment import AssignmentLimits
 from rota.kube.workload.deployments import Deployments
-from rota.planner import Snapshot
+from rota.logs import group_fields
 
+COALESCE_SECONDS = 0.02  # so that changes in quick succession cause one reconcile
 CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between requests for a group's consumers that brokers' notices cause
 STALL_CHECK_SECONDS = 0.5  # between two looks for a stall
 STALL_SECONDS = 5.0  # after a longer stall of the event loop, no silence of members counts
@@ -29,74 +32,157 @@ STALL_SECONDS = 5.0  # after a longer stall of the event loop, no silence of mem
 _log = logging.getLogger(__name__)
 
 
+class WorkQueue:
+    """Reconciles each group that has changed, or is due, in a task of its own; no group waits for another."""
+
+    def __init__(self, controller: "Controller", tasks: BackgroundTasks) -> None:
+        self._controller = controller
+        self._tasks = tasks
+        self.groups: dict[ObjectKey, QueuedGroup] = {}
+
+    def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
+        """Reconcile a group soon: once for all calls until then, and once more for all calls while that runs."""
+        queued = self.groups.get(key)
+        if queued is None or not self._controller.is_leading or queued.group.body is None or seconds == inf:
+            return
+        if queued.is_running:
+            queued.requested_seconds = min(queued.requested_seconds, seconds)
+            return
+        loop = asyncio.get_running_loop()
+        seconds = max(seconds, COALESCE_SECONDS)
+        if queued.timer:
+            if queued.timer.when() <= loop.time() + seconds:
+                return
+            queued.timer.cancel()
+        queued.timer = loop.call_later(seconds, self._start_reconcile, key, queued)
+
+    def _start_reconcile(self, key: ObjectKey, queued: QueuedGroup) -> None:
+        queued.timer = None
+        queued.is_running = True
+        queued.requested_seconds = inf
+        self._tasks.start(self._reconcile(key, queued), f"group {queued.group.namespaced_name}")
+
+    async def _reconcile(self, key: ObjectKey, queued: QueuedGroup) -> None:
+        """Reconcile a group, and enqueue it again: when its plan asks for it, or to retry after a failure."""
+        earlier_failures = queued.failures  # in a row
+        delay = RETRY_PAUSES_SECONDS[min(earlier_failures, len(RETRY_PAUSES_SECONDS) - 1)]
+        queued.failures += 1
+        try:
+            delay = await self._controller.reconcile(queued)
+            queued.failures = 0
+        except ConflictError:  # at first without a pause: another client has written, and the next read shows it
+            delay = delay if earlier_failures else 0.0
+        except (ApiError, NoResponseError) as error:
+            _log.warning("Reconcile failed; retrying: %s", error, extra=group_fields(*key, seconds=delay))
+        except Exception:  # noqa: BLE001 - affects one group; the others continue
+            _log.exception("Reconcile failed unexpectedly; retrying", extra=group_fields(*key, seconds=delay))
+        finally:
+            queued.is_running = False
+        self.enqueue(key, min(delay, queued.requested_seconds))
+
+
 class Controller:
     """Reconciles all ConsumerGroups."""
 
-    def __init__(self, api: Api, reports: ReportClient, registry: BrokerRegistry, deployments: Deployments) -> None:
+    def __init__(
+        self,
+        api: Api,
+        reports: ReportClient,
+        registry: BrokerRegistry,
+        deployments: Deployments,
+        *,
+        assignment_limits: AssignmentLimits | None = None,
+        wall_time: Callable[[], float] = time,
+    ) -> None:
+        """`wall_time` returns the seconds since 1970."""
         self._api = api
         self._reports = reports
         self._registry = registry
-        self._deployments = deployments
-        self.on_reconciled: Callable[[ReconcileResult], None] = lambda _: None
-        self.wall_time: Callable[[], float] = time
-        self._status_slots = asyncio.Semaphore(MAX_CONCURRENT_WRITES)  # concurrent writes of statuses and Events
-        self._deployment_slots = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
-        self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
+        self._assignment_limits = assignment_limits or AssignmentLimits()
+        self.deployments = deployments
+        self.wall_time = wall_time
+        self.specs = GroupSpecs(registry)
         self._is_observing = False  # whether a group was not observed yet since this operator began to lead
         self._last_alive_at = 0.0  # when the event loop last looked for a stall
         self._stall_timer: asyncio.TimerHandle | None = None  # while this operator leads
-        self._reconciler = Reconciler(api, reports, registry, deployments, self)
-        self._queue = WorkQueue(self._reconciler.reconcile)
-        self.events = EventHandlers(self._queue, self._reconciler, registry, deployments, self.add_group)
-        registry.on_change = self.enqueue
+        self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
+        self._tasks = BackgroundTasks()
+        self._publisher_resources = PublisherResources(api, deployments, self.specs, self._tasks)
+        self.poll_limiter = PriorityLimiter(MAX_CONCURRENT_POLLS)
+        self._state_reader = GroupStateReader(api, reports, registry, self.poll_limiter)
+        annotator = PodAnnotator(api, reports, self._tasks)
+        self.reconciler = Reconciler(registry, self._state_reader, annotator, self._tasks, wall_time)
+        self.queue = WorkQueue(self, self._tasks)
+        registry.on_change = self.queue.enqueue
 
     @property
     def groups(self) -> Mapping[ObjectKey, Group]:
         """All known groups."""
-        return {key: queued.group for key, queued in self._queue.groups.items()}
+        return {key: queued.group for key, queued in self.queue.groups.items()}
 
     def group(self, key: ObjectKey) -> Group | None:
         """Return a group by its key; None if it is not known."""
-        queued = self._queue.groups.get(key)
+        queued = self.queue.groups.get(key)
         return queued.group if queued else None
 
     @property
     def is_leading(self) -> bool:
         """Whether this operator may write."""
-        return self._queue.is_leading
+        return self.reconciler.is_leading
 
     def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
         """Reconcile a group soon."""
-        self._queue.enqueue(key, seconds)
+        self.queue.enqueue(key, seconds)
 
-    def start_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run a coroutine that no reconcile waits for."""
-        return self._queue.start_task(work)
+    async def reconcile(self, queued: QueuedGroup) -> float:
+        """Observe and reconcile a group; return after how many seconds to repeat that if nothing changes."""
+        group = queued.group
+        await self._state_reader.refresh_state(group)
+        await self.deployments.ensure_key(group)
+        self.check_stall()
+        if not group.was_observed:  # leadership has changed, the group was recreated, or this process was stalled
+            return 0.0
+        self._note_observed()
+        return await self.reconciler.reconcile(queued)
+
+    def get_or_add(self, key: ObjectKey) -> QueuedGroup:
+        """Return a group by its key; add it if it is not known."""
+        if key not in self.queue.groups:
+            self.add_group(Group(*key, self._assignment_limits))
+        return self.queue.groups[key]
 
     def add_group(self, group: Group) -> None:
         """Add a group to the queue."""
         key = (group.namespace, group.name)
-        poll = RateLimitedCall(lambda: self.start_task(self._poll_consumers(key)), CONSUMER_POLL_INTERVAL_SECONDS)
-        events = WatcherEvents(on_report_change=lambda: self.enqueue(key), on_consumers_change=poll.request)
+        poll = RateLimitedCall(lambda: self._tasks.start(self._poll_consumers(key)), CONSUMER_POLL_INTERVAL_SECONDS)
+        events = WatcherEvents(on_report_change=lambda: self.queue.enqueue(key), on_consumers_change=poll.request)
         watchers = ReportWatchers(group, self._reports, events, self._standing_polls)
-        hooks = PublisherHooks(
-            start_task=self.start_task,
-            set_spec=self.events.set_spec,
-            requeue_after=lambda seconds: self.enqueue(key, seconds),
-            status_slots=self._status_slots,
-            deployment_slots=self._deployment_slots,
-        )
-        publisher = StatusPublisher(self._api, self._deployments, group, hooks)
-        writer = AssignmentWriter(self._api, group)
-        self._queue.groups[key] = QueuedGroup(group, watchers, publisher, writer)
+        publisher = StatusPublisher(group, self._publisher_resources, lambda seconds: self.queue.enqueue(key, seconds))
+        self.queue.groups[key] = QueuedGroup(group, watchers, publisher, AssignmentWriter(self._api, group))
 
     async def _poll_consumers(self, key: ObjectKey) -> None:
         if self.is_leading:
             await self._registry.poll_consumers(key)
 
+    def mark_deleted(self, queued: QueuedGroup) -> None:
+        """Handle the deletion of a group's ConsumerGroup: its pods and its ConfigMap are not managed any more."""
+        key = (queued.group.namespace, queued.group.name)
+        queued.stop()
+        self._registry.forget(key)
+        self.reconciler.plan_runner.discard_request(queued.group.namespaced_name)
+        queued.group.mark_deleted()
+        self.forget_if_empty(key)
+
+    def forget_if_empty(self, key: ObjectKey) -> None:
+        """Forget a group that has neither a ConsumerGroup nor pods."""
+        group = self.queue.groups[key].group
+        has_pods = bool(group.pods or group.pods.without_sidecar)
+        if group.body is None and not has_pods:
+            del self.queue.groups[key]
+
     def set_leading(self, *, is_leading: bool) -> None:
         """Start or stop leading; a new leader observes every group before it writes."""
-        self._queue.is_leading = self._is_observing = is_leading
+        self.reconciler.is_leading = self._is_observing = is_leading
         self._registry.set_leading(is_leading=is_leading)
         for queued in self._handovers_first():
             queued.group.reset_observations()
@@ -113,7 +199,7 @@ class Controller:
             self._look_for_stall()
 
     def _handovers_first(self) -> list[QueuedGroup]:
-        return sorted(self._queue.groups.values(), key=lambda queued: queued.group.is_at_rest)
+        return sorted(self.queue.groups.values(), key=lambda queued: queued.group.is_at_rest)
 
     def _look_for_stall(self) -> None:
         """Look for a stall periodically, by a timer: due since the stall's start, it runs before any task continues."""
@@ -137,10 +223,10 @@ class Controller:
     async def close(self) -> None:
         """Stop leading, and cancel all tasks; the next leader continues from the stored assignments."""
         self.set_leading(is_leading=False)
-        self._reconciler.close()
-        await self._queue.close()
+        self.reconciler.plan_runner.close()
+        await self._tasks.close()
 
-    def note_observed(self) -> None:
+    def _note_observed(self) -> None:
         """Log, once after this operator began to lead, that every group was observed."""
         if not self.is_leading or not self._is_observing:
             return
@@ -148,7 +234,3 @@ class Controller:
         if all(group.was_observed for group in groups.values() if group.body):
             self._is_observing = False
             _log.info("All %d groups were observed", len(groups))
-
-    def snapshot(self, group: Group) -> Snapshot:
-        """Return the planner's snapshot of a group."""
-        return self._reconciler.snapshot(group)

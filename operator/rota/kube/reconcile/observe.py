@@ -1,16 +1,18 @@
 """Reads the state of groups that no watch reports, and refetches known state when it may be wrong."""
 
 import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from rota.aio import loop_time
+from rota.aio import BackgroundTasks, loop_time
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, ApiError
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Pod, assignment_name
 from rota.kube.client.paths import collection_path, object_path
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.members.topology import Topology
-from rota.kube.reconcile.limiter import PriorityLimiter
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import PodState
 from rota.model import Holder, Reason
@@ -23,20 +25,60 @@ MAX_SILENCE_SECONDS = 5.0  # a sidecar under load may take this long to respond
 POLL_SLOT_SECONDS = 1.0  # a group with unresponsive brokers or members delays no other for longer
 
 
+class PriorityLimiter:
+    """Semaphore with a queue: groups wait first come, first served, but a group in a handover goes first."""
+
+    def __init__(self, slots: int) -> None:
+        self._free_slots = slots
+        self._waiting: OrderedDict[Group, asyncio.Future[None]] = OrderedDict()
+
+    @asynccontextmanager
+    async def hold_slot(self, group: Group) -> AsyncIterator[None]:
+        """Wait for a free slot, and hold it for the group."""
+        if self._free_slots:
+            self._free_slots -= 1
+        else:
+            turn = self._waiting[group] = asyncio.get_running_loop().create_future()
+            if not group.is_at_rest:
+                self.prioritize(group)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._waiting.pop(group, None)
+                if not turn.cancelled():  # the slot was granted already
+                    self._release_slot()
+                raise
+        try:
+            yield
+        finally:
+            self._release_slot()
+
+    def prioritize(self, group: Group) -> None:
+        """Move a waiting group to the front."""
+        if group in self._waiting:
+            self._waiting.move_to_end(group, last=False)
+
+    def _release_slot(self) -> None:
+        while self._waiting:
+            _, turn = self._waiting.popitem(last=False)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free_slots += 1
+
+
 class GroupStateReader:
     """Reads the state of groups from the API server, the brokers and the members."""
 
-    def __init__(self, api: Api, reports: ReportClient, registry: BrokerRegistry) -> None:
+    def __init__(
+        self, api: Api, reports: ReportClient, registry: BrokerRegistry, poll_limiter: PriorityLimiter
+    ) -> None:
         self._api = api
         self._reports = reports
         self._registry = registry
         self.topology = Topology(api)
-        self._poll_limiter = PriorityLimiter(MAX_CONCURRENT_POLLS)
-        self._drain_tasks: set[asyncio.Task[None]] = set()
-
-    def prioritize(self, group: Group) -> None:
-        """Observe a group before those that only wait for their first observation: it has changed."""
-        self._poll_limiter.prioritize(group)
+        self._poll_limiter = poll_limiter
+        self._drain_requests = BackgroundTasks()
 
     async def refresh_state(self, group: Group) -> None:
         """Read state that no watch reports; after a change of leader, poll brokers and members first.
@@ -44,13 +86,13 @@ class GroupStateReader:
         If leadership changes or the group is recreated during that poll, the group stays unobserved.
         """
         if not group.was_observed:
-            resets = group.observation_resets
+            resets_before = group.observation_resets
             if not group.stored_assignment.resource_version:  # a ConfigMap that came before its group may be dropped
                 await self._read_assignment(group)
             await self._read_unwatched_pods(group)  # so that no ended member is polled
             await self._poll_in_slot(group)
-            group.was_observed = group.observation_resets == resets
-        if group.assignment_outdated or not group.stored_assignment.is_ours:
+            group.was_observed = group.observation_resets == resets_before
+        if group.assignment.is_outdated or not group.stored_assignment.is_ours:
             await self._read_assignment(group)
         await self._read_unwatched_pods(group)
         if group.pods.surplus and group.pods.has_capacity:
@@ -68,9 +110,10 @@ class GroupStateReader:
         selector = {"labelSelector": f"{GROUP_LABEL}={group.name}"}
         pods, _ = await self._api.list(collection_path("pods", group.namespace), Pod, selector)
         group.pods.surplus.clear()
-        uids = {pod.metadata.uid for pod in pods}
-        for state in [state for state in group.pods.values() if state.pod.metadata.uid not in uids]:
-            group.mark_pod_missing(state.pod)
+        listed_uids = {pod.metadata.uid for pod in pods}
+        for state in list(group.pods.values()):
+            if state.pod.metadata.uid not in listed_uids:
+                group.mark_pod_missing(state.pod)
         for pod in pods:
             group.pods.upsert(pod, loop_time())
 
@@ -88,14 +131,13 @@ class GroupStateReader:
     async def _poll_group(self, group: Group) -> None:
         """Poll the brokers and every running member."""
         await self._registry.poll_group(group)
-        running = [state for state in group.pods.values() if state.pod.started and not state.pod.ended]
+        running = [state for state in group.pods.values() if state.pod.is_running]
         await asyncio.gather(*(self._poll_member(group, state) for state in running))
 
     async def _poll_member(self, group: Group, state: PodState) -> None:
-        uid = state.pod.metadata.uid
+        holder = state.pod.holder
         report, requested_at, ignored_reason = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
-        current = group.pods.get(state.pod.metadata.name)
-        if current and current.pod.metadata.uid == uid:
+        if current := group.pods.find(holder):
             current.record_report(report, loop_time(), requested_at, ignored_reason)
 
     async def _read_assignment(self, group: Group) -> None:
@@ -105,15 +147,17 @@ class GroupStateReader:
     async def _read_unwatched_pods(self, group: Group) -> None:
         """Read each pod that no watch reports, to learn whether it still exists; poll the deleted ones."""
         holders = sorted(group.pods.unwatched)
-        requests = [self._read_pod(group.namespace, holder.name) for holder in holders]
-        pods = dict(zip(holders, await asyncio.gather(*requests), strict=True))
-        deleted = [holder for holder, pod in pods.items() if pod is None or pod.metadata.uid != holder.uid]
-        for holder in pods.keys() - deleted:  # before the next await: watch events during it are newer
-            group.pods.apply_read(holder, pods[holder], loop_time())
+        pods = await asyncio.gather(*(self._read_pod(group.namespace, holder.name) for holder in holders))
+        deleted: dict[Holder, Pod | None] = {}  # with the pod that has the name now
+        for holder, pod in zip(holders, pods, strict=True):
+            if pod and pod.metadata.uid == holder.uid:
+                group.pods.apply_read(holder, pod, loop_time())  # at once: after an await, a watch event may be newer
+            else:
+                deleted[holder] = pod
         responding = await asyncio.gather(*(self._poll_deleted(group, holder) for holder in deleted))
-        for holder, is_responding in zip(deleted, responding, strict=True):
+        for (holder, pod), is_responding in zip(deleted.items(), responding, strict=True):
             if not is_responding:
-                group.pods.apply_read(holder, pods[holder], loop_time())
+                group.pods.apply_read(holder, pod, loop_time())
         group.pods.verify_ended = ()
 
     async def _poll_deleted(self, group: Group, holder: Holder) -> bool:
@@ -140,14 +184,8 @@ class GroupStateReader:
         state.observe_force_deleted(response.report, loop_time(), response.requested_at, response.ignored_reason)
         group.pods.missing.add(holder)  # so that the next reconcile polls it again
         if is_too_large or (response.report and not response.report.final):
-            self._request_drain(member)
+            self._drain_requests.start(self._reports.drain(member))  # it responds only when the drain is done
         return True
-
-    def _request_drain(self, member: Endpoint) -> None:
-        """Request the final drain, without waiting: the member responds only when the drain is done."""
-        task = asyncio.get_running_loop().create_task(self._reports.drain(member))
-        self._drain_tasks.add(task)
-        task.add_done_callback(self._drain_tasks.discard)
 
     async def _read_pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod, or None if it does not exist.

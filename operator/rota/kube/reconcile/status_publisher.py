@@ -5,21 +5,29 @@ The newest status and all Events that arrive during a write are written right af
 """
 
 import asyncio
+import hashlib
 import logging
+import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
-from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
+import msgspec
+
+from rota.aio import BackgroundTasks, loop_time
+from rota.kube.client.api import FIELD_MANAGER, Api, ApiError, ConflictError, NoResponseError
 from rota.kube.client.objects import CustomResource
-from rota.kube.reconcile import apply
+from rota.kube.client.paths import GROUPS, collection_path, object_path
+from rota.kube.reconcile.group_specs import GroupSpecs
 from rota.kube.state.group import Group
 from rota.kube.state.member_problems import unauthenticated_pods
 from rota.kube.workload.deployments import Deployments
 from rota.kube.workload.member_keys import REWRITE_SECONDS
 from rota.logs import group_fields
+from rota.model import Finding, Reason
 from rota.planner import Event, Plan
+from rota.timestamps import format_time
 
 RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after consecutive failures
 MAX_QUEUED_EVENTS = 50  # that wait to be written; older ones are dropped: only users read them
@@ -27,33 +35,32 @@ MAX_CONCURRENT_WRITES = 15  # concurrent status and Event writes, and Deployment
 
 _log = logging.getLogger(__name__)
 
-StartTask = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
+class PublisherResources:
+    """What the publishers of all groups share."""
 
-class PublisherHooks(NamedTuple):
-    """Callbacks and limits that the controller provides."""
-
-    start_task: StartTask
-    set_spec: Callable[[Group, CustomResource], None]  # handles the ConsumerGroup as it was written
-    requeue_after: Callable[[float], None]  # reconciles the group in so many seconds
-    status_slots: asyncio.Semaphore  # limits status and Event writes of all groups to MAX_CONCURRENT_WRITES
-    deployment_slots: asyncio.Semaphore  # limits Deployment writes: a hanging webhook must delay no status
+    def __init__(self, api: Api, deployments: Deployments, specs: GroupSpecs, tasks: BackgroundTasks) -> None:
+        self.api = api
+        self.deployments = deployments
+        self.specs = specs
+        self.tasks = tasks
+        self.status_slots = asyncio.Semaphore(MAX_CONCURRENT_WRITES)  # for statuses and Events
+        self.deployment_slots = asyncio.Semaphore(MAX_CONCURRENT_WRITES)  # a hanging webhook must delay no status
 
 
 class CoalescingTask:
     """Runs a coroutine function once at a time, and once more if that was requested during the run."""
 
-    def __init__(self, start_task: StartTask, work: Callable[[], Awaitable[None]]) -> None:
-        self._start_task = start_task
-        self._work = work
+    def __init__(self, tasks: BackgroundTasks) -> None:
+        self._tasks = tasks
         self._task: asyncio.Task[None] | None = None
         self._is_requested = False
 
-    def request(self) -> None:
+    def request(self, work: Callable[[], Awaitable[None]]) -> None:
         """Request a run."""
         self._is_requested = True
         if self._task is None:
-            self._task = self._start_task(self._run())
+            self._task = self._tasks.start(self._run(work))
 
     def cancel(self) -> None:
         """Cancel the current run and the requested one."""
@@ -62,10 +69,10 @@ class CoalescingTask:
             self._task.cancel()
             self._task = None
 
-    async def _run(self) -> None:
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         while self._is_requested:
             self._is_requested = False
-            await self._work()
+            await work()
         self._task = None
 
 
@@ -80,27 +87,28 @@ class _Step(StrEnum):
 class StatusPublisher:
     """Publishes the status and Events of one group, and maintains its Deployment."""
 
-    def __init__(self, api: Api, deployments: Deployments, group: Group, hooks: PublisherHooks) -> None:
-        self._api = api
-        self._deployments = deployments
+    def __init__(self, group: Group, resources: PublisherResources, requeue_after: Callable[[float], None]) -> None:
+        """`requeue_after` reconciles the group in so many seconds."""
         self._group = group
-        self._hooks = hooks
+        self._resources = resources
+        self._api = resources.api
+        self._requeue_after = requeue_after
         self._queued_status: Mapping[str, Any] | None = None
         self._queued_events: deque[Event] = deque(maxlen=MAX_QUEUED_EVENTS)
-        self._status_task = CoalescingTask(hooks.start_task, self._write_queued)
-        self._deployment_task = CoalescingTask(hooks.start_task, self._sync_deployment)
+        self._status_task = CoalescingTask(resources.tasks)
+        self._deployment_task = CoalescingTask(resources.tasks)
         self._failures: Counter[_Step] = Counter()
         self._write_counts = _zero_writes()
 
-    def publish(self, plan: Plan, now: float, *, with_deployment: bool) -> None:
+    def publish(self, plan: Plan, *, with_deployment: bool) -> None:
         """Publish a plan's status and Events, and update the Deployment, too, if `with_deployment`."""
-        if self._group.status_throttle.offer(plan.status, self._group.published_status, now):
+        if self._group.status_throttle.offer(plan.status, self._group.published_status, loop_time()):
             self._queued_status = plan.status
         self._queued_events += plan.events
         if self._queued_status is not None or self._queued_events:
-            self._status_task.request()
+            self._status_task.request(self._write_queued)
         if with_deployment:
-            self._deployment_task.request()
+            self._deployment_task.request(self._sync_deployment)
 
     def stop(self) -> None:
         """Stop publishing: another operator leads, or the group was deleted."""
@@ -117,65 +125,65 @@ class StatusPublisher:
         return counts
 
     async def _write_queued(self) -> None:
+        """Write the newest status, and then one Event at a time: a newer status does not wait for all Events."""
         try:
             while self._queued_status is not None or self._queued_events:
-                async with self._hooks.status_slots:
-                    await self._write_next()
+                async with self._resources.status_slots:
+                    if self._queued_status is not None:
+                        status = self._queued_status
+                        self._queued_status = None
+                        await self._write_status(status)
+                    if self._queued_events:
+                        await _record_event(self._api, self._group, self._queued_events.popleft())
+                        self._write_counts["event"] += 1
         except Exception as error:  # noqa: BLE001 - affects one group; the status is written again
             self._retry_later(_Step.PUBLISH, error)
         else:
             self._failures[_Step.PUBLISH] = 0
 
-    async def _write_next(self) -> None:
-        """Write the newest status and the oldest Event, so that the status does not wait for all Events."""
-        status = self._queued_status
-        self._queued_status = None
-        if status is not None:
-            await self._write_status(status)
-        if self._queued_events:
-            await apply.record_event(self._api, self._group, self._queued_events.popleft())
-            self._write_counts["event"] += 1
-
     async def _write_status(self, status: Mapping[str, Any]) -> None:
+        """Apply the group's status, removing fields that it lacks; after a failure, reconcile the group again."""
         group = self._group
         throttle = group.status_throttle
-        loop = asyncio.get_running_loop()
+        path = object_path(GROUPS, group.namespace, group.name, "status")
         try:
-            written = await apply.write_status(self._api, group, status)
+            written = await self._api.apply(path, _status_body(group, status), CustomResource)
+        except (ApiError, NoResponseError) as error:
+            _log.warning("The status could not be written: %s", error, extra=group_fields(group.namespace, group.name))
+            self._write_counts["status"] += 1
+            throttle.on_write_failed(status, loop_time())
+            seconds_to_write = throttle.seconds_to_write(group.published_status, loop_time())
+            self._requeue_after(max(self._count_failure(_Step.STATUS), seconds_to_write))
         except Exception:
-            throttle.on_write_failed(status, loop.time())
+            throttle.on_write_failed(status, loop_time())
             raise
-        self._write_counts["status"] += 1
-        if written is None:
-            throttle.on_write_failed(status, loop.time())
-            seconds_to_write = throttle.seconds_to_write(group.published_status, loop.time())
-            self._hooks.requeue_after(max(self._count_failure(_Step.STATUS), seconds_to_write))
-            return
-        self._failures[_Step.STATUS] = 0
-        throttle.on_written(status)
-        if group.is_older_than(written.metadata):
-            self._hooks.set_spec(group, written)
+        else:
+            self._write_counts["status"] += 1
+            self._failures[_Step.STATUS] = 0
+            throttle.on_written(status)
+            if group.is_older_than(written.metadata):
+                self._resources.specs.set_spec(group, written)
 
     async def _sync_deployment(self) -> None:
         previous_problems = self._group.deployment_problems
         previous_rollout = self._group.rollout
         try:
-            async with self._hooks.deployment_slots:
-                writes = await self._deployments.sync(self._group)
+            async with self._resources.deployment_slots:
+                writes = await self._resources.deployments.sync(self._group)
         except Exception as error:  # noqa: BLE001 - affects one group; the Deployment is updated again
             self._retry_later(_Step.DEPLOYMENT, error)
             return
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
-            self._hooks.requeue_after(REWRITE_SECONDS)  # the Secret may be missing
+            self._requeue_after(REWRITE_SECONDS)  # the Secret may be missing
         self._failures[_Step.DEPLOYMENT] = 0
         problems = self._group.deployment_problems
         if previous_rollout != self._group.rollout:
-            self._hooks.requeue_after(0.0)
+            self._requeue_after(0.0)
         elif previous_problems != problems:  # the next plan publishes them
-            has_same_reasons = [old.reason for old in previous_problems] == [new.reason for new in problems]
+            has_same_reasons = _reasons(previous_problems) == _reasons(problems)
             # Pause if only a message differs, as it may in each attempt: otherwise attempts would follow without end.
-            self._hooks.requeue_after(RETRY_PAUSES_SECONDS[0] if has_same_reasons else 0.0)
+            self._requeue_after(RETRY_PAUSES_SECONDS[0] if has_same_reasons else 0.0)
 
     def _retry_later(self, step: _Step, error: Exception) -> None:
         """Repeat a failed step later; at once after a first conflict, which means that another writer came first."""
@@ -187,7 +195,7 @@ class StatusPublisher:
             is_expected = isinstance(error, ApiError | NoResponseError)
             fields = group_fields(self._group.namespace, self._group.name, seconds=seconds)
             _log.warning("%s failed; retrying: %s", step, error, exc_info=None if is_expected else error, extra=fields)
-        self._hooks.requeue_after(seconds)
+        self._requeue_after(seconds)
 
     def _count_failure(self, step: _Step) -> float:
         """Count a failure of a step; return the seconds to wait after it."""
@@ -195,5 +203,72 @@ class StatusPublisher:
         return RETRY_PAUSES_SECONDS[min(self._failures[step], len(RETRY_PAUSES_SECONDS)) - 1]
 
 
+def _reasons(problems: Iterable[Finding]) -> list[Reason]:
+    return [problem.reason for problem in problems]
+
+
 def _zero_writes() -> Counter[str]:
     return Counter(dict.fromkeys(("configmap", "poke", "status", "event", "deployment"), 0))
+
+
+def _status_body(group: Group, status: Mapping[str, Any]) -> dict[str, Any]:
+    version = group.body.metadata.resource_version if group.body else ""
+    return {
+        "apiVersion": "rota.dev/v1alpha1",
+        "kind": "ConsumerGroup",
+        "metadata": {
+            "name": group.name,
+            "namespace": group.namespace,
+            "uid": group.uid,
+            "resourceVersion": version,  # so that a deposed leader's outdated status is rejected
+        },
+        "status": status,
+    }
+
+
+async def _record_event(api: Api, group: Group, event: Event) -> None:
+    """Create an Event about the group, or count an equal one; a failure is logged and changes nothing else."""
+    try:
+        await _post_or_count(api, group.namespace, _build_event(group, event))
+    except (ApiError, NoResponseError) as error:
+        _log.info("An Event could not be created: %s", error, extra=group_fields(group.namespace, group.name))
+
+
+class _EventCount(msgspec.Struct):
+    count: int | None = None
+
+
+async def _post_or_count(api: Api, namespace: str, body: Mapping[str, Any]) -> None:
+    try:
+        await api.create(collection_path("events", namespace), body, msgspec.Raw)
+    except ApiError as error:
+        if not error.is_conflict:
+            raise
+        event = object_path("events", namespace, body["metadata"]["name"])
+        count = (await api.get(event, _EventCount)).count or 1
+        await api.merge_patch(event, {"count": count + 1, "lastTimestamp": body["lastTimestamp"]}, msgspec.Raw)
+
+
+def _build_event(group: Group, event: Event) -> dict[str, Any]:
+    """Return an Event whose name is a digest of its text, so that a repeated Event is counted and not created again."""
+    assert group.body is not None  # noqa: S101 - only existing groups have Events
+    metadata = group.body.metadata
+    now = format_time(time.time(), "seconds")
+    digest = hashlib.sha256(f"{metadata.uid} {event.reason} {event.message}".encode()).hexdigest()[:16]
+    return {
+        "metadata": {"name": f"{group.name}.{digest}", "namespace": group.namespace},
+        "involvedObject": {
+            "apiVersion": "rota.dev/v1alpha1",
+            "kind": "ConsumerGroup",
+            "name": group.name,
+            "namespace": group.namespace,
+            "uid": metadata.uid,
+        },
+        "reason": str(event.reason),
+        "message": event.message[:1000],
+        "type": "Warning" if event.warning else "Normal",
+        "source": {"component": FIELD_MANAGER},
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+    }

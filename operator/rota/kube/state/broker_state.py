@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from rota.kube.state.pod_state import GroupPods, client_id, client_id_suffix
-from rota.kube.state.stored_assignment import StoredAssignment
+from rota.kube.state.stored_assignment import AssignmentState
 from rota.model import Finding, Queue
 from rota.planner import QueueView
 from rota.spec.consumer_settings import ConsumerSettings
@@ -28,23 +28,24 @@ class BrokerState:
 class ClientIds:
     """The client ids of a group's current and recently ended members."""
 
-    def __init__(self, pods: GroupPods) -> None:
+    def __init__(self, pods: GroupPods, assignment: AssignmentState) -> None:
         self._pods = pods
+        self._assignment = assignment
         self._last_seen: dict[str, float] = {}  # by suffix of the client id
         self._unlocked_uids: set[str] = set()  # uids of members with released locks
 
-    def suffixes(self, stored_assignment: StoredAssignment, now: float) -> Collection[str]:
+    def suffixes(self, now: float) -> Collection[str]:
         """Return the suffixes `pod#uid` of all client ids; an ended member's is kept while brokers may list it."""
-        current = {client_id_suffix(name, state.pod.metadata.uid) for name, state in self._pods.items()}
-        current |= {client_id_suffix(*holder) for holder in stored_assignment.holders}
+        current = {client_id_suffix(*holder) for holder in self._pods.holders | self._assignment.stored.holders}
         last_seen = self._last_seen | dict.fromkeys(current, now)
         self._last_seen = {suffix: at for suffix, at in last_seen.items() if now - at < KEEP_ENDED_SECONDS}
         return self._last_seen.keys()
 
-    def take_locks_to_release(self, stored_assignment: StoredAssignment) -> list[tuple[str, list[Queue]]]:
+    def take_locks_to_release(self) -> list[tuple[str, list[Queue]]]:
         """Return the client ids of ended members with locks to release, and their queues; each member only once."""
-        queues_by_holder = {holder: [*queues] for holder, queues in stored_assignment.shares.items()}
-        releasing = stored_assignment.document.releasing if stored_assignment.document else {}
+        stored = self._assignment.stored
+        queues_by_holder = {holder: [*queues] for holder, queues in stored.shares.items()}
+        releasing = stored.document.releasing if stored.document else {}
         for queue, release in releasing.items():
             queues_by_holder.setdefault(release.holder, []).append(queue)
         ended = {state.pod.metadata.uid: client_id(state.pod) for state in self._pods.values() if state.pod.ended}

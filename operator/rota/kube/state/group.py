@@ -5,19 +5,19 @@ event loop's clock, which never jumps and may restart: a new leader observes eve
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rota.delivery_totals import GroupDeliveries
-from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Metadata, Pod, assignment_name
+from rota.kube.client.objects import ConfigMap, CustomResource, Metadata, Pod
 from rota.kube.state.broker_state import BrokerState, ClientIds
 from rota.kube.state.member_problems import member_problems
 from rota.kube.state.pod_state import GroupPods
 from rota.kube.state.resolved_spec import ResolvedSpec, resolve_spec
 from rota.kube.state.status_throttle import StatusThrottle
-from rota.kube.state.stored_assignment import AssignmentLimits, StoredAssignment
+from rota.kube.state.stored_assignment import AssignmentLimits, AssignmentState, StoredAssignment
 from rota.lag import lowest_offsets
-from rota.model import RETRY_TOPIC_PREFIX, Finding, Holder, Queue, Reason
+from rota.model import RETRY_TOPIC_PREFIX, Finding, Queue, Reason
 from rota.planner import Snapshot
 from rota.planner.status import conditions
 from rota.spec import GroupSpec, resolved
@@ -41,28 +41,21 @@ class Group:
     def __init__(self, namespace: str, name: str, assignment_limits: AssignmentLimits | None = None) -> None:
         self.namespace = namespace
         self.name = name
-        self._assignment_limits = assignment_limits or AssignmentLimits()
         self.body: CustomResource | None = None
         self.resolved_spec = ResolvedSpec()
         self._parsed_body: CustomResource | None = None  # the group and the policy that `resolved_spec` was parsed from
         self._parsed_policy: CustomResource | None = None
         self.last_valid_spec: GroupSpec | None = None
         self.pods = GroupPods(name)
-        self._seen_settings = ""  # the stored settings as last seen
-        self._settings_seen_at = 0.0  # when they were first seen
-        self.stored_assignment = StoredAssignment()
-        self._client_ids = ClientIds(self.pods)
+        self.assignment = AssignmentState(namespace, name, assignment_limits or AssignmentLimits(), self.pods)
+        self.client_ids = ClientIds(self.pods, self.assignment)
         self.deployment_problems: tuple[Finding, ...] = ()  # problems with the Deployment that the operator runs
         self.rollout = AppliedTemplate()
         self.key_problems: tuple[Finding, ...] = ()
         self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
         self.members_to_poll: frozenset[str] = frozenset()  # by long polls, as the last plan asks
-        self.assignment_deleted_at = 0  # the version at which the ConfigMap was last seen deleted, or without its label
-        self.assignment_outdated = False  # whether the ConfigMap may differ from `stored_assignment` and must be read
-        self._early_config_map: ConfigMap | None = None  # the assignment that arrived before its ConsumerGroup
         self.was_observed = False  # whether everything was observed once since this operator began to lead
         self.observation_resets = 0  # number of calls of `reset_observations`
-        self.refetched = False  # whether it was read again, after the assignment was found missing or damaged
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries()
         self.queue_weights: Mapping[Queue, float] = {}  # as last measured
@@ -77,11 +70,6 @@ class Group:
         """Uid of the ConsumerGroup; empty if it does not exist."""
         return self.body.metadata.uid if self.body else ""
 
-    @property
-    def resource_version(self) -> str:
-        """The resourceVersion of the ConsumerGroup as last seen; empty if it does not exist."""
-        return self.body.metadata.resource_version if self.body else ""
-
     def is_older_than(self, newer: Metadata) -> bool:
         """Whether `newer` is a later version of the same ConsumerGroup object."""
         current = self.body.metadata if self.body else Metadata("")
@@ -91,8 +79,8 @@ class Group:
         """Reset observations and timers: leadership has changed, or the ConsumerGroup was recreated."""
         self.was_observed = False
         self.observation_resets += 1
-        self.refetched = False
-        self.assignment_outdated = False
+        self.assignment.refetched = False
+        self.assignment.is_outdated = False
         self.rollout = AppliedTemplate()
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries(_published_problem(self.published_status, Reason.DELIVERIES_FAILING))
@@ -105,7 +93,7 @@ class Group:
         is_new_object = self.body is None or self.body.metadata.uid != body.metadata.uid
         self.body = body
         if is_new_object:
-            self._clear_assignment()  # it belonged to the deleted ConsumerGroup
+            self.assignment.clear()  # it belonged to the deleted ConsumerGroup
             self.pods.forget_missing()
             self.pods.verify_ended = ()
             self.pods.deleted_uids = set()
@@ -117,9 +105,9 @@ class Group:
         self._parsed_body = body
         self._parsed_policy = policy
         self.last_valid_spec = self.resolved_spec.spec or self.last_valid_spec
-        if self._early_config_map:
-            self.set_assignment(self._early_config_map)
-            self._early_config_map = None
+        if self.assignment.early_config_map:
+            self.set_assignment(self.assignment.early_config_map)
+            self.assignment.early_config_map = None
 
     def mark_pod_missing(self, pod: Pod) -> None:
         """Handle a pod that left the watch: it was deleted, or lost its label."""
@@ -133,53 +121,25 @@ class Group:
         return math.inf if self.stored_assignment.is_ours else REREAD_ASSIGNMENT_SECONDS
 
     def set_assignment(self, config_map: ConfigMap | None) -> None:
-        """Set the stored assignment (None: it does not exist); a version older than the known one is ignored."""
-        self.assignment_outdated = False
-        if self.body is None:
-            is_kept = config_map is not None and self._assignment_limits.may_keep(config_map)
-            self._early_config_map = config_map if is_kept else None  # the first reconcile reads one that is not kept
-        elif config_map is None:
-            self._clear_assignment()
-            self.refetched = False
-        elif config_map.metadata.version_number > self.stored_assignment.version_number:
-            self.stored_assignment = self._assignment_limits.parse(config_map, self.name, self.uid)
-            self.refetched = False
+        """Set the stored assignment; None: its ConfigMap does not exist."""
+        self.assignment.set(config_map, self.body.metadata.uid if self.body else None)
         self.forget_deleted_pods()
 
     def mark_assignment_deleted(self, version: int) -> None:
         """Handle a ConfigMap that left the watch: it was deleted, or lost its label."""
-        self.assignment_deleted_at = version
+        self.assignment.deleted_at = version
         self.set_assignment(None)
-
-    @property
-    def assignment_metadata(self) -> Metadata | None:
-        """Name and version of the assignment's ConfigMap; None if none exists, or no watch may report it."""
-        stored = self.stored_assignment
-        if not stored.resource_version or stored.damage or not stored.is_ours:
-            return None
-        name = assignment_name(self.name)
-        labels = {GROUP_LABEL: self.name}
-        return Metadata(name, namespace=self.namespace, resource_version=stored.resource_version, labels=labels)
 
     def mark_deleted(self) -> None:
         """Handle the deletion of the ConsumerGroup."""
         self.body = None
-        self._clear_assignment()
+        self.assignment.clear()
         self.pods.forget_missing()
 
     @property
     def stored_assignment(self) -> StoredAssignment:
         """The stored assignment."""
-        return self._stored_assignment
-
-    @stored_assignment.setter
-    def stored_assignment(self, stored: StoredAssignment) -> None:
-        self._stored_assignment = stored
-        self.pods.assignment = stored.document
-
-    def _clear_assignment(self) -> None:
-        self.stored_assignment = StoredAssignment()
-        self._assignment_limits.forget((self.namespace, self.name))
+        return self.assignment.stored
 
     @property
     def is_at_rest(self) -> bool:
@@ -187,8 +147,7 @@ class Group:
         document = self.stored_assignment.document
         if document is None or document.releasing or self.pods.missing:
             return False
-        pod_uids = {name: state.pod.metadata.uid for name, state in self.pods.items()}
-        return pod_uids == {name: share.uid for name, share in document.members.items()}
+        return self.pods.holders == self.stored_assignment.shares.keys()
 
     @property
     def consumer_group(self) -> str:
@@ -209,31 +168,15 @@ class Group:
         """Offsets of the slowest member of a Broadcasting group; pods that have not started are ignored."""
         members = self.stored_assignment.shares if self.stored_assignment.is_broadcasting else {}
         running = [state for state in self.pods.values() if state.is_counted and state.pod.started]
-        return lowest_offsets(
-            [state.offsets for state in running if Holder(state.pod.metadata.name, state.pod.metadata.uid) in members]
-        )
-
-    def client_id_suffixes(self, now: float) -> Collection[str]:
-        """Return the suffixes of the client ids of the group's own members."""
-        return self._client_ids.suffixes(self.stored_assignment, now)
-
-    def take_locks_to_release(self) -> list[tuple[str, list[Queue]]]:
-        """Return, once, the locks of ended members by client id; only an Orderly group locks its queues."""
-        is_orderly = self.resolved_spec.spec is not None and self.resolved_spec.spec.is_orderly
-        return self._client_ids.take_locks_to_release(self.stored_assignment) if is_orderly else []
+        return lowest_offsets([state.offsets for state in running if state.pod.holder in members])
 
     def forget_deleted_pods(self) -> None:
         """Forget deleted pods that the assignment does not name any more."""
         if self.stored_assignment.document:
             self.pods.forget_deleted(self.stored_assignment.uids)
-            self._client_ids.forget_deleted(self.stored_assignment.uids)
+            self.client_ids.forget_deleted(self.stored_assignment.uids)
 
     # Input of the planner.
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether its policy balances queues by the traffic of each."""
-        return self.resolved_spec.policy is not None and self.resolved_spec.policy.strategy == "Balanced"
 
     def snapshot(
         self,
@@ -246,12 +189,12 @@ class Group:
         """Return the planner's snapshot; `weights` is None if the policy needs queue weights and they are unknown."""
         specs = self.resolved_spec
         stored = self.stored_assignment
-        reached = {name for state in self.pods.values() for name in state.reachable_brokers}
-        self._broker_reached_since = {name: self._broker_reached_since.get(name, now) for name in reached}
-        pods = (
-            state.to_planner_pod(now, rooms.get(name), self._broker_reached_since)
-            for name, state in sorted(self.pods.items())
-        )
+        reached_since: dict[str, float] = {}
+        for state in self.pods.values():
+            for broker_name in state.reachable_brokers:
+                reached_since[broker_name] = self._broker_reached_since.get(broker_name, now)
+        self._broker_reached_since = reached_since
+        pods = [state.to_planner_pod(now, rooms.get(name), reached_since) for name, state in sorted(self.pods.items())]
         member_findings = member_problems(self.pods, self.key_problems)
         if self.deliveries.problem:
             member_findings.append(self.deliveries.problem)
@@ -263,9 +206,9 @@ class Group:
             document=stored.document,
             damage=stored.damage,
             settings=stored.settings,
-            settings_age=self._settings_age(now),
+            settings_age=self.assignment.settings_age(now),
             desired_settings=self.desired_settings,
-            refetched=self.refetched,
+            refetched=self.assignment.refetched,
             pods=tuple(pods),
             replaced_holders=frozenset(self.pods.replaced),
             deleted_uids=frozenset(self.pods.deleted_uids),
@@ -284,7 +227,7 @@ class Group:
             status=self.latest_status,
             observed_generation=self.body.metadata.generation if self.body else 0,
             rolling_out=self._is_rolling_out,
-            max_schema=self._assignment_limits.max_schema,
+            max_schema=self.assignment.limits.max_schema,
         )
 
     @property
@@ -294,13 +237,6 @@ class Group:
         if self.body is None or spec is None or spec.template is None:
             return False
         return self.rollout.is_rolling_out if self.rollout.generation == self.body.metadata.generation else None
-
-    def _settings_age(self, now: float) -> float:
-        """Return the seconds since the stored settings changed, as far as this operator has seen."""
-        if self.stored_assignment.settings != self._seen_settings:
-            self._seen_settings = self.stored_assignment.settings
-            self._settings_seen_at = now
-        return now - self._settings_seen_at
 
     @property
     def latest_status(self) -> Mapping[str, Any]:

@@ -195,7 +195,7 @@ class PodState:
             unreachable_for=0.0 if self.unreachable_since is None else now - self.unreachable_since,
             rejected_for=0.0 if self.ignored_since is None else now - self.ignored_since,
             cut_off_brokers={
-                broker: now - max(since, reached_since.get(broker, now)) for broker, since in self.cut_off_since.items()
+                name: now - max(at, reached_since.get(name, now)) for name, at in self.cut_off_since.items()
             },
             poke=pod.poke,
             poked_for=now - self.poke_changed_at,
@@ -242,29 +242,34 @@ class GroupPods(dict[str, PodState]):
         if state and state.pod.metadata.uid != pod.metadata.uid:
             self._mark_replaced(state)
             state = None
+        has_label = pod.labelled_group == self._group
         if pod.mounted_group != self._group:
             self.without_sidecar.discard(name)
-            if pod.labelled_group == self._group:
+            if has_label:
                 self.without_sidecar.add(name)
             return
-        is_new = state is None and not self._is_assigned(pod)
-        if is_new and pod.labelled_group != self._group:
+        is_kept = state is not None or self._is_assigned(pod)  # without the label, and above the limit, too
+        if not is_kept and not has_label:
             return
-        if is_new and not self.has_capacity:
+        if not is_kept and not self.has_capacity:
             self.surplus.add(name)
             return
         self.surplus.discard(name)
         if state is None:
-            state = PodState(pod, now, now, now, on_report=self._track_report)
-            self[name] = state
+            state = self[name] = PodState(pod, now, now, now, on_report=self._track_report)
         state.update_pod(pod, now)
+
+    @property
+    def holders(self) -> set[Holder]:
+        """The names and uids of the watched and missing pods."""
+        return {state.pod.holder for state in self.values()}
 
     @property
     def has_capacity(self) -> bool:
         """Whether the group may have another member."""
         return len(self) < self.max_members
 
-    def _state_of(self, holder: Holder) -> PodState | None:
+    def find(self, holder: Holder) -> PodState | None:
         """Return the state of exactly this pod, not of another one of its name."""
         state = self.get(holder.name)
         return state if state and state.pod.metadata.uid == holder.uid else None
@@ -272,40 +277,36 @@ class GroupPods(dict[str, PodState]):
     def _track_report(self, previous: Report, report: Report, now: float) -> None:
         self.delivery_tracker.record_report(previous, report, self.assignment, now)
 
-    def record_progress(
-        self, name: str, page: ProgressPage, now: float, *, max_tracked_queues: int
-    ) -> list[Redelivery]:
+    def record_progress(self, name: str, page: ProgressPage, now: float, *, max_queues: int) -> list[Redelivery]:
         """Record a member's progress with queues that both its report and the assignment give it.
 
-        Return the redeliveries of queues that it has taken over; at most `max_tracked_queues` are remembered.
+        Return the redeliveries of queues that it has taken over; at most `max_queues` are remembered.
         """
         state = self.get(name)
-        assignment = self.assignment
-        share = assignment.members.get(name) if assignment else None
-        if state is None or state.decoded_report is None or assignment is None or share is None:
+        decoded_report = state.decoded_report if state else None
+        share = self.assignment.members.get(name) if self.assignment else None
+        if state is None or decoded_report is None or self.assignment is None or share is None:
             return []
-        uid = state.pod.metadata.uid
-        decoded_report = state.decoded_report
         incarnation = decoded_report.report.incarnation
-        if share.uid != uid or page.incarnation not in {incarnation, ""}:  # earlier versions send none
+        is_of_other_process = page.incarnation not in {incarnation, ""}  # earlier versions send none
+        if share.uid != state.pod.metadata.uid or is_of_other_process:
             return []
         owned = set(share.queues).intersection(page.queues)
         progress = {queue: page.queues[queue] for queue in owned if queue in decoded_report.held_queues}
-        rules = RedeliveryRules(assignment.forced, lambda reader: not self.may_read(reader))
-        return self.delivery_tracker.record_page(
-            ReaderProcess(name, uid, incarnation), progress, rules, now, max_queues=max_tracked_queues
-        )
+        rules = RedeliveryRules(self.assignment.forced, self.has_stopped_reading)
+        reader = ReaderProcess(name, share.uid, incarnation)
+        return self.delivery_tracker.record_page(reader, progress, rules, now, max_queues=max_queues)
 
-    def may_read(self, reader: ReaderProcess) -> bool:
-        """Whether a reader's process may still run: its pod exists and has reported no other process."""
-        state = self.replaced.get(reader.holder) or self._state_of(reader.holder)
+    def has_stopped_reading(self, reader: ReaderProcess) -> bool:
+        """Whether a reader's process has ended: its pod has ended, or has reported another process."""
+        state = self.replaced.get(reader.holder) or self.find(reader.holder)
         if state is None or state.pod.ended or state.restarts.has_stopped:
-            return False
-        return state.decoded_report is None or state.decoded_report.report.incarnation == reader.incarnation
+            return True
+        return state.decoded_report is not None and state.decoded_report.report.incarnation != reader.incarnation
 
     def members_taking_over(self, now: float) -> set[str]:
         """Return the members that took over queues and have not reported their start offsets yet."""
-        queues = self.delivery_tracker.queues_awaiting_reader(lambda reader: not self.may_read(reader), now)
+        queues = self.delivery_tracker.queues_awaiting_reader(self.has_stopped_reading, now)
         members = self.assignment.members if self.assignment and queues else {}
         return {name for name, share in members.items() if not queues.isdisjoint(share.queues)}
 
@@ -315,7 +316,7 @@ class GroupPods(dict[str, PodState]):
 
     def _mark_replaced(self, state: PodState) -> None:
         """Handle a pod that a new pod of its name has replaced: it was deleted, by force if it may still run."""
-        holder = Holder(state.pod.metadata.name, state.pod.metadata.uid)
+        holder = state.pod.holder
         if state.pod.may_run:
             self.replaced[holder] = state
             self.missing.add(holder)
@@ -325,10 +326,10 @@ class GroupPods(dict[str, PodState]):
 
     def mark_missing(self, pod: Pod, *, read_later: bool) -> None:
         """Handle a pod that left the watch; `read_later`: a reconcile will read whether it still exists."""
-        holder = Holder(pod.metadata.name, pod.metadata.uid)
+        holder = pod.holder
         self.without_sidecar.discard(holder.name)
         self.surplus.discard(holder.name)
-        state = self._state_of(holder)
+        state = self.find(holder)
         if state is None:
             return
         state.pod = pod  # as it was at the end
@@ -342,7 +343,7 @@ class GroupPods(dict[str, PodState]):
     @property
     def unwatched(self) -> set[Holder]:
         """Pods that no watch reports, so that each must be read."""
-        unlabelled = {Holder(name, state.pod.metadata.uid) for name, state in self.items() if state.lost_label}
+        unlabelled = {state.pod.holder for state in self.values() if state.lost_label}
         return self.missing | unlabelled | set(self.verify_ended)
 
     def apply_read(self, holder: Holder, pod: Pod | None, now: float) -> None:
@@ -352,33 +353,33 @@ class GroupPods(dict[str, PodState]):
             self.upsert(pod, now)
             return
         self.deleted_uids.add(holder.uid)
-        if state := self.replaced.pop(holder, None) or self._state_of(holder):
+        if state := self.replaced.pop(holder, None) or self.find(holder):
             self.mark_deleted(state.pod)
 
     def find_possibly_running(self, holder: Holder) -> PodState | None:
         """Return the state of a deleted pod whose sidecar may still run; else None."""
-        state = self.replaced.get(holder) or self._state_of(holder)
+        state = self.replaced.get(holder) or self.find(holder)
         return state if state and state.pod.may_run else None
 
     def has_ended(self, holder: Holder) -> bool:
         """Whether a pod has ended; the assignment may still name it, until another member takes its queues."""
-        state = self._state_of(holder)
+        state = self.find(holder)
         return holder.uid in self.deleted_uids or (state is not None and state.pod.ended)
 
     def mark_deleted(self, pod: Pod) -> None:
         """Handle a pod that does not exist any more."""
-        holder = Holder(pod.metadata.name, pod.metadata.uid)
+        holder = pod.holder
         self.without_sidecar.discard(holder.name)
         self.deleted_uids.add(holder.uid)
         if pod.status.pod_ip:
             self.deleted_client_ids[holder.uid] = client_id(pod)
-        if self._state_of(holder):
+        if self.find(holder):
             del self[holder.name]
 
     def forget_missing(self) -> None:
         """Forget the pods that must be read: the ConsumerGroup was deleted or recreated."""
         for holder in self.missing:
-            if self._state_of(holder):
+            if self.find(holder):
                 del self[holder.name]
         self.missing = set()
         self.replaced = {}

@@ -16,6 +16,11 @@ class ResolvedSpec:
     policy: PolicySpec | None = None
     problems: tuple[Finding, ...] = ()
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the policy balances queues by the traffic of each."""
+        return self.policy is not None and self.policy.strategy == "Balanced"
+
 
 def resolve_spec(body: CustomResource, policy: CustomResource | None) -> ResolvedSpec:
     """Parse a group and the policy that it names; `policy` is None if it does not exist."""

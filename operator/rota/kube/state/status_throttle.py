@@ -6,6 +6,7 @@ the current one.
 
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 FIGURES_INTERVAL_SECONDS = 1.0
@@ -72,4 +73,4 @@ def _minimum_interval(status: Status, written: Status) -> float:
 
 def _urgent_fields(status: Status) -> tuple[object, ...]:
     conditions = status.get("conditions") or []
-    return status.get("observedGeneration"), *((item["type"], item["status"], item["reason"]) for item in conditions)
+    return status.get("observedGeneration"), *map(itemgetter("type", "status", "reason"), conditions)

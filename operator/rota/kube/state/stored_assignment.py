@@ -7,7 +7,8 @@ from itertools import chain
 from operator import itemgetter
 
 from rota.documents import ASSIGNMENT_SCHEMA, GZIP_KEY, PLAIN_KEY, Assignment, UnsupportedSchemaError, decode_assignment
-from rota.kube.client.objects import GROUP_LABEL, SETTINGS_KEY, ConfigMap
+from rota.kube.client.objects import GROUP_LABEL, SETTINGS_KEY, ConfigMap, Metadata, assignment_name
+from rota.kube.state.pod_state import GroupPods
 from rota.kube.state.queue_quota import MAX_QUEUES, QueueQuota
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Finding, Holder, Queue, Reason
@@ -33,9 +34,8 @@ class StoredAssignment:
         """The brokers of each topic's queues; a queue that is released without a next owner is not counted."""
         brokers: dict[str, set[str]] = {}
         if self.document:
-            shares = [share.queues for share in self.document.members.values()]
             moving = [queue for queue, release in self.document.releasing.items() if release.to]
-            for queue in chain(*shares, moving, self.document.everyone or ()):
+            for queue in chain(*self.shares.values(), moving, self.document.everyone or ()):
                 brokers.setdefault(queue.topic, set()).add(queue.broker)
         return brokers
 
@@ -48,7 +48,10 @@ class StoredAssignment:
     @property
     def owners(self) -> dict[Queue, str]:
         """The name of each queue's owner."""
-        return {queue: holder.name for holder, queues in self.shares.items() for queue in queues}
+        owners: dict[Queue, str] = {}
+        for holder, queues in self.shares.items():
+            owners |= dict.fromkeys(queues, holder.name)
+        return owners
 
     @property
     def is_broadcasting(self) -> bool:
@@ -71,8 +74,7 @@ class StoredAssignment:
         """Numbers of queues that it names, by broker; one mapping for each topic."""
         if self.document is None:
             return []
-        shares = [share.queues for share in self.document.members.values()]
-        queues = chain(*shares, self.document.releasing, self.document.everyone or ())
+        queues = chain(*self.shares.values(), self.document.releasing, self.document.everyone or ())
         counts: dict[str, dict[str, int]] = {}
         for (topic, broker), count in Counter(map(itemgetter(0, 1), queues)).items():
             counts.setdefault(topic, {})[broker] = count
@@ -130,3 +132,69 @@ def _belongs_to(config_map: ConfigMap, group: str, uid: str) -> bool:
     """Whether a ConfigMap is the group's: owned by it, or labelled without any owner, as one restored by hand."""
     is_labelled = config_map.metadata.labels.get(GROUP_LABEL) == group
     return config_map.metadata.is_owned_by(uid) or (is_labelled and not config_map.metadata.owner_references)
+
+
+class AssignmentState:
+    """State of one group's ConfigMap: the stored assignment, and whether it must be read again."""
+
+    def __init__(self, namespace: str, group: str, limits: AssignmentLimits, pods: GroupPods) -> None:
+        self._key = (namespace, group)
+        self._pods = pods
+        self.limits = limits
+        self.stored = StoredAssignment()
+        self.early_config_map: ConfigMap | None = None  # it arrived before its ConsumerGroup
+        self.deleted_at = 0  # the version at which the ConfigMap was last seen deleted, or without its label
+        self.is_outdated = False  # whether the ConfigMap may differ from `stored` and must be read
+        self.refetched = False  # whether everything was read again, after `stored` was found missing or damaged
+        self._seen_settings = ""  # the stored settings as last seen
+        self._settings_seen_at = 0.0  # when they were first seen
+
+    @property
+    def stored(self) -> StoredAssignment:
+        """The ConfigMap as last seen."""
+        return self._stored
+
+    @stored.setter
+    def stored(self, stored: StoredAssignment) -> None:
+        self._stored = stored
+        self._pods.assignment = stored.document
+
+    def set(self, config_map: ConfigMap | None, group_uid: str | None) -> None:
+        """Set the ConfigMap (None: it does not exist); a version older than the known one is ignored.
+
+        If `group_uid` is None, the ConsumerGroup was not seen yet: the ConfigMap is kept until it is.
+        """
+        self.is_outdated = False
+        _, group = self._key
+        if group_uid is None:
+            is_kept = config_map is not None and self.limits.may_keep(config_map)
+            self.early_config_map = config_map if is_kept else None  # otherwise the first reconcile reads it
+        elif config_map is None:
+            self.clear()
+            self.refetched = False
+        elif config_map.metadata.version_number > self.stored.version_number:
+            self.stored = self.limits.parse(config_map, group, group_uid)
+            self.refetched = False
+
+    def clear(self) -> None:
+        """Forget the stored assignment: it does not exist, or it is another ConsumerGroup's."""
+        self.stored = StoredAssignment()
+        self.limits.forget(self._key)
+
+    @property
+    def metadata(self) -> Metadata | None:
+        """Name and version of the ConfigMap; None if none exists, or no watch may report it."""
+        stored = self.stored
+        if not stored.resource_version or stored.damage or not stored.is_ours:
+            return None
+        namespace, group = self._key
+        version = stored.resource_version
+        labels = {GROUP_LABEL: group}
+        return Metadata(assignment_name(group), namespace=namespace, resource_version=version, labels=labels)
+
+    def settings_age(self, now: float) -> float:
+        """Return the seconds since the stored settings changed, as far as this operator has seen."""
+        if self.stored.settings != self._seen_settings:
+            self._seen_settings = self.stored.settings
+            self._settings_seen_at = now
+        return now - self._settings_seen_at

@@ -111,7 +111,7 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
     state = await clusters.poll(newer)
     assert (state.views["orders"], state.unmanaged_ids, problem_reasons(state)) == (None, None, [])
     document = Assignment(group="shop/newer", generation=1, issued_at="")
-    newer.stored_assignment = replace(newer.stored_assignment, document=document)
+    newer.assignment.stored = replace(newer.stored_assignment, document=document)
     state = clusters.state_of(newer)
     assert state.views["orders"], "it keeps its queues until the older group is known to have access"
     assert problem_reasons(state) == []

@@ -11,6 +11,7 @@ from rota.kube.client.informer import Informer
 from rota.kube.client.objects import CustomResource, Metadata, PartialObjectMetadata
 from rota.kube.informers import custom_informers
 from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 
 
 class OneList:
@@ -21,6 +22,25 @@ class OneList:
 
     async def pages(self, *_: object) -> AsyncGenerator[Page[Any]]:
         yield self.page
+
+
+class SeenObjects:
+    """Handlers that keep the present objects by name, and the deleted ones."""
+
+    def __init__(self, *expected: Any) -> None:
+        self.present: dict[str, Any] = {}
+        self.deleted: list[Any] = []
+        self._expected = expected
+
+    def on_upsert(self, item: Any) -> None:
+        self.present[item.metadata.name] = item
+
+    def on_delete(self, item: Any) -> None:
+        self.present.pop(item.metadata.name, None)
+        self.deleted.append(item)
+
+    def expected(self) -> tuple[Any, ...]:
+        return self._expected
 
 
 def an_object(name: str, version: int, namespace: str = "shop") -> PartialObjectMetadata:
@@ -42,32 +62,25 @@ async def test_watch_list_without_an_object_written_earlier_reports_the_object_a
     expected: PartialObjectMetadata, reported: set[tuple[str, int]]
 ) -> None:
     api = cast("Api", OneList(10, an_object("listed", 8)))
-    deleted_objects: set[tuple[str, int]] = set()
-    informer = Informer(
-        api,
-        "configmaps",
-        "shop",
-        PartialObjectMetadata,
-        on_upsert=lambda _: None,
-        on_delete=lambda meta: deleted_objects.add((meta.metadata.name, meta.metadata.version_number)),
-        expected=lambda: [expected],
-    )
-    assert await informer.relist() == "10"
-    assert deleted_objects == reported
+    seen = SeenObjects(expected)
+    assert await Informer(api, "configmaps", "shop", PartialObjectMetadata, seen).relist() == "10"
+    assert {(item.metadata.name, item.metadata.version_number) for item in seen.deleted} == reported
 
 
 async def test_watch_list_without_a_group_and_policy_that_only_kopf_reported_reports_them_as_deleted() -> None:
     """While kopf's watch is interrupted, it misses deletions; an object may have come after the previous list."""
     unused: Any = None
     controller = Controller(unused, unused, BrokerRegistry(unused), unused)
+    notified = list[tuple[str, str]]()
+    events = EventHandlers(controller, notified.append)
     spec = {"policyRef": {"name": "sticky"}}
     group = CustomResource(Metadata("orders", uid="1", namespace="shop", resource_version="7", generation=1), spec)
     policy = CustomResource(Metadata("sticky", uid="2", namespace="shop", resource_version="6", generation=1), {})
-    controller.events.on_policy_upsert(policy)
-    controller.events.on_group_upsert(group)
-    notified = list[tuple[str, str]]()
-    for informer in custom_informers(cast("Api", OneList(10)), controller, ["shop"], notified.append):
+    events.policies.on_upsert(policy)
+    events.groups.on_upsert(group)
+    notified.clear()
+    for informer in custom_informers(cast("Api", OneList(10)), events, ["shop"]):
         await informer.relist()
     assert controller.groups == {}
-    assert controller.events.policies == {}
+    assert controller.specs.policies == {}
     assert notified == [("shop", "orders")]

@@ -379,7 +379,7 @@ def test_api_lists_unmanaged_consumers_last_with_their_broker_data() -> None:
 
 def test_api_shows_the_settings_of_unmanaged_consumers_and_of_members_that_use_the_stored_ones() -> None:
     group = a_group(owned_document(), subscriptions=[{"topic": "orders", "expression": "paid"}])
-    group.stored_assignment = replace(group.stored_assignment, settings=group.desired_settings)
+    group.assignment.stored = replace(group.stored_assignment, settings=group.desired_settings)
     digests = {"m1": settings_digest(group.stored_assignment.settings), "m2": "of older settings"}
     for name, digest in digests.items():
         group.pods.upsert(a_pod(name), now=0.0)

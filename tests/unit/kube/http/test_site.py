@@ -18,6 +18,7 @@ from rota.kube.http import events, schema, site
 from rota.kube.http.access.access import MayRead
 from rota.kube.http.read_model import ReadModel
 from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 
 LEADS = schema.OperatorInfo("rota-0", "0.1.0", leads=True)
@@ -36,11 +37,15 @@ def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.M
         assert not only.is_ended, "closed streams do not count"
 
 
+def add_group(controller: Controller, body: CustomResource) -> None:
+    EventHandlers(controller).groups.on_upsert(body)
+
+
 async def test_api_list_of_many_groups_yields_to_other_tasks() -> None:
     controller = Controller(UNUSED, UNUSED, BrokerRegistry(UNUSED), UNUSED)
     names = [f"g{number}" for number in range(10 * ITEMS_PER_TURN)]
     for name in names:
-        controller.events.on_group_upsert(CustomResource(Metadata(name, uid=name, namespace="shop", generation=1), {}))
+        add_group(controller, CustomResource(Metadata(name, uid=name, namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
     read_model = ReadModel(controller, BrokerRegistry(UNUSED), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
     turns = 0
@@ -181,7 +186,7 @@ async def test_api_head_is_answered_like_get_without_a_body(path: str) -> None:
 
 async def test_api_explain_rejects_an_empty_queue() -> None:
     controller = Controller(UNUSED, UNUSED, BrokerRegistry(UNUSED), UNUSED)
-    controller.events.on_group_upsert(CustomResource(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
+    add_group(controller, CustomResource(Metadata("orders", uid="1", namespace="shop", generation=1), {}))
     clock = asyncio.get_running_loop().time
     read_model = ReadModel(controller, BrokerRegistry(UNUSED), OperatorMetrics(), "rota-0", "0", clock, asyncio.Lock())
     assert (read_model.has_group("shop", "orders"), read_model.has_group("shop", "other")) == (True, False)

@@ -76,7 +76,7 @@ def record_report(group: Group, name: str, *held: Queue, incarnation: str = "one
 
 def assign(group: Group, **shares: list[Queue]) -> None:
     document: Assignment = a_document(members=shares)
-    group.stored_assignment = StoredAssignment(document=document)
+    group.assignment.stored = StoredAssignment(document=document)
 
 
 def a_page(
@@ -124,7 +124,7 @@ async def test_report_page_is_not_read_from_members_without_a_report_or_terminat
 async def test_report_page_is_not_read_in_a_broadcasting_group(members: Members) -> None:
     group = a_group("m1")
     record_report(group, "m1")
-    group.stored_assignment = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
+    group.assignment.stored = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
     await poll(members, group, 5)
     assert not members.reads
 
@@ -136,7 +136,7 @@ async def test_broadcasting_model_forgets_recorded_progress(members: Members) ->
     members.pages["uid-m1"] = a_page({Q: (0, 9, 5)})
     await poll(members, group, 5)
     assert group.pods.delivery_tracker.by_queue
-    group.stored_assignment = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
+    group.assignment.stored = StoredAssignment(document=a_document(members={"m1": ()}, everyone=(Q, R)))
     await poll(members, group, 1)
     assert group.pods.delivery_tracker.by_queue == {}
 
@@ -152,7 +152,7 @@ async def test_failover_to_many_members_reads_some_of_them_in_each_step(
     record_report(group, "m1", *queues)
     assign(group, m1=queues)
     page = a_page(dict.fromkeys(queues, (0, 9, 5)))
-    group.pods.record_progress("m1", page, asyncio.get_running_loop().time(), max_tracked_queues=10)
+    group.pods.record_progress("m1", page, asyncio.get_running_loop().time(), max_queues=10)
     group.pods.mark_deleted(a_pod("m1"))
     assign(group, **{name: [queue] for name, queue in zip(names, queues, strict=True)})
     for name, queue in zip(names, queues, strict=True):

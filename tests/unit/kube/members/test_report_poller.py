@@ -186,7 +186,7 @@ FIRST, SECOND = Queue("orders", "a", 0), Queue("orders", "a", 1)
 def broadcasting_group(*names: str) -> Group:
     """Return a Broadcasting group with an entry in its stored assignment and a pod for each member."""
     group = a_group(*names)
-    group.stored_assignment = StoredAssignment(
+    group.assignment.stored = StoredAssignment(
         document=a_document(members=dict.fromkeys(names, ()), everyone=(FIRST, SECOND))
     )
     return group

@@ -196,7 +196,7 @@ async def test_unmanaged_consumer_standing_poll_is_not_held_at_earlier_sidecars_
     broadcasting = PolledMembers("m1")
     watches = [Watch(earlier), Watch(broadcasting)]
     group = watches[1].group
-    group.stored_assignment = replace(group.stored_assignment, document=a_document(everyone=()))
+    group.assignment.stored = replace(group.stored_assignment, document=a_document(everyone=()))
     for watch in watches:
         watch.watchers.update_polls()
     for _ in range(5):

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from rota.kube.reconcile.limiter import PriorityLimiter, TokenBucket
+from rota.kube.reconcile.observe import PriorityLimiter
+from rota.kube.reconcile.pod_annotator import TokenBucket
 from rota.kube.state.group import Group
 
 

@@ -15,6 +15,7 @@ from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Metadata
 from rota.kube.reconcile.assignment_writer import AssignmentWriter, PendingPlan
 from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.workload.deployments import Deployments
 from rota.planner import Plan
 
@@ -36,11 +37,11 @@ class EmptyServer:
 class DeletingServer:
     """An API server that stores an assignment, which is deleted before the response to the write arrives."""
 
-    controller: Controller
+    events: EventHandlers
 
     async def replace(self, *_: object) -> ConfigMap:
-        self.controller.events.on_assignment_upsert(a_version(3))
-        self.controller.events.on_assignment_delete(a_version(4))
+        self.events.assignments.on_upsert(a_version(3))
+        self.events.assignments.on_delete(a_version(4))
         return a_version(3)
 
 
@@ -81,8 +82,9 @@ async def test_leader_election_that_overtakes_an_observation_repeats_it() -> Non
     api: Any = EmptyServer()
     registry = BrokerRegistry(api, lambda _: cluster)
     controller = Controller(api, UNUSED, registry, Deployments(api))
-    controller.events.on_group_upsert(BODY)
-    controller.events.on_assignment_upsert(STORED)
+    events = EventHandlers(controller)
+    events.groups.on_upsert(BODY)
+    events.assignments.on_upsert(STORED)
     controller.set_leading(is_leading=True)
     await cluster.asked.wait()
     controller.set_leading(is_leading=False)
@@ -103,10 +105,11 @@ async def test_assignment_deleted_before_the_response_to_its_write_arrives_stays
     """Otherwise it would not be written again until something else changes, and no new pod could mount it."""
     api: Any = DeletingServer()
     controller = Controller(api, UNUSED, BrokerRegistry(api), Deployments(api))
-    controller.events.on_group_upsert(BODY)
+    events = EventHandlers(controller)
+    events.groups.on_upsert(BODY)
     group = controller.groups["shop", "orders"]
-    controller.events.on_assignment_upsert(STORED)
-    api.controller = controller
+    events.assignments.on_upsert(STORED)
+    api.events = events
     await AssignmentWriter(api, group).write(PendingPlan(Plan(document=ASSIGNMENT), 0.0))
     assert group.stored_assignment.resource_version == ""
-    assert group.assignment_outdated, "it is read again"
+    assert group.assignment.is_outdated, "it is read again"

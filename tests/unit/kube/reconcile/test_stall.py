@@ -16,6 +16,7 @@ from rota.kube.client.api import ApiError
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Metadata, Pod
 from rota.kube.members.report_client import Endpoint, MemberResponse
 from rota.kube.reconcile.controller import Controller
+from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.workload.deployments import Deployments
 from rota.model import Queue
 from rota.ranges import to_ranges
@@ -99,14 +100,15 @@ async def stall_after_one_missing_response(selector: JumpingSelector) -> list[Ma
     members: Any = Members()
     registry = BrokerRegistry(server, lambda _: cluster)
     controller = Controller(server, members, registry, Deployments(server))
+    events = EventHandlers(controller)
     for name in ("a", "b"):
-        controller.events.on_pod_upsert(a_pod(name=name, started=True))
-    controller.events.on_group_upsert(BODY)
-    controller.events.on_assignment_upsert(a_config_map(2, encode_assignment(ASSIGNMENT)))
+        events.pods.on_upsert(a_pod(name=name, started=True))
+    events.groups.on_upsert(BODY)
+    events.assignments.on_upsert(a_config_map(2, encode_assignment(ASSIGNMENT)))
     controller.set_leading(is_leading=True)
     await asyncio.sleep(1.0)
     members.is_silent = True
-    controller.events.on_pod_upsert(an_unready_pod())
+    events.pods.on_upsert(an_unready_pod())
     await asyncio.sleep(1.5)
     assert controller.groups["shop", "orders"].pods["orders-a"].unreachable_since
     server.written.clear()

@@ -207,7 +207,7 @@ def test_spec_is_parsed_again_only_when_it_or_its_policy_changes() -> None:
     group.set_spec(msgspec.structs.replace(body, status={"lag": 7}), policy)
     assert group.resolved_spec is resolved
     group.set_spec(body, CustomResource(Metadata("steady", namespace="shop"), {"strategy": "Balanced"}))
-    assert group.needs_weights
+    assert group.resolved_spec.needs_weights
     group.set_spec(body, None)
     assert [problem.reason for problem in group.resolved_spec.problems] == ["MissingPolicy"]
 

@@ -11,7 +11,7 @@ from rota.weight_smoothing import Weights, filter_noise
 
 def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights | None:
     """Update and return the weights of the group's queues; None: not measured yet; empty: the policy needs none."""
-    if not group.needs_weights:
+    if not group.resolved_spec.needs_weights:
         return {}
     weights = measure_weights(broker, lag.incoming_rates, RETRY_TOPIC_PREFIX + group.consumer_group)
     if weights is not None:

@@ -180,7 +180,7 @@ def test_lag_total_is_unknown_after_the_route_lost_a_broker() -> None:
 )
 def test_lag_total_is_unknown_while_a_missing_broker_has_assigned_queues(document: Assignment, lag: int | None) -> None:
     group = Group("shop", "orders")
-    group.stored_assignment = StoredAssignment(document=document)
+    group.assignment.stored = StoredAssignment(document=document)
     assert group_lag_by_topic(group, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)))["orders"].lag == lag
 
 

@@ -28,7 +28,7 @@ def a_group(strategy: str = "Balanced", **members: list[Queue]) -> Group:
     group = Group("shop", "orders")
     group.last_valid_spec = a_spec()
     group.resolved_spec = ResolvedSpec(a_spec(), a_policy(strategy=strategy))
-    group.stored_assignment = StoredAssignment(document=a_document(members=members))
+    group.assignment.stored = StoredAssignment(document=a_document(members=members))
     return group
 
 
@@ -50,10 +50,10 @@ def test_weight_is_unknown_without_a_route(views: dict[str, None]) -> None:
 
 def test_weight_is_measured_only_for_policies_that_use_it() -> None:
     assert group_weights(a_group("Sticky"), ORDERS, GroupLag({}, incoming_rates=FLOWS)) == {}
-    assert not a_group("Sticky").needs_weights
-    assert a_group().needs_weights
+    assert not a_group("Sticky").resolved_spec.needs_weights
+    assert a_group().resolved_spec.needs_weights
     assert interest_of(a_spec(), "orders", is_weighed=True).needs_weights
-    assert not Group("shop", "orders").needs_weights
+    assert not Group("shop", "orders").resolved_spec.needs_weights
 
 
 @pytest.mark.parametrize(("flows", "weights"), [(FLOWS, FLOWS), ({}, None)])
@@ -63,9 +63,9 @@ async def test_weight_is_passed_to_the_planner(
     unused: Any = None
     registry: Any = SimpleNamespace(state_of=lambda *_: ORDERS, lag_of=lambda _: GroupLag({}, incoming_rates=flows))
     controller = Controller(unused, unused, registry, unused)
-    controller._reconciler._state_reader = SimpleNamespace(topology=SimpleNamespace(rooms_of=lambda _: {}))  # type: ignore[assignment]
-    assert controller.snapshot(a_group()).queue_weights == weights
-    assert controller.snapshot(a_group("Sticky")).queue_weights == {}
+    controller.reconciler._state_reader = SimpleNamespace(topology=SimpleNamespace(rooms_of=lambda _: {}))  # type: ignore[assignment]
+    assert controller.reconciler.snapshot(a_group()).queue_weights == weights
+    assert controller.reconciler.snapshot(a_group("Sticky")).queue_weights == {}
 
 
 def handover_count(plan: Plan) -> int:
@@ -86,7 +86,7 @@ def test_weight_noise_moves_no_queue(queues: int) -> None:
     changed: list[int] = []
     for number in range(100):
         flows: dict[Queue, float | None] = {queue: random.uniform(90, 110) for queue in Q[:queues]}
-        group.stored_assignment = StoredAssignment(document=document)
+        group.assignment.stored = StoredAssignment(document=document)
         weights = group_weights(group, view, GroupLag({}, incoming_rates=flows))
         snapshot = a_snapshot(
             policy=group.resolved_spec.policy,

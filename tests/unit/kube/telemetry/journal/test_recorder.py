@@ -108,7 +108,7 @@ def a_result(generation: int, *, barrier: int = 0) -> ReconcileResult:
     namespace, name = SNAPSHOT.group.split("/")
     group = Group(namespace, name)
     group.resolved_spec = replace(group.resolved_spec, spec=SNAPSHOT.spec, policy=SNAPSHOT.policy)
-    group.stored_assignment = StoredAssignment(document=replace(DOCUMENT, generation=generation, barrier=barrier))
+    group.assignment.stored = StoredAssignment(document=replace(DOCUMENT, generation=generation, barrier=barrier))
     return ReconcileResult(group, Plan(member_states=dict.fromkeys(("m1", "m2", "m3"), "Ready")), 0.0, {})
 
 
@@ -149,7 +149,7 @@ def test_journal_owners_record_is_written_again_by_a_new_leader() -> None:
 def test_journal_has_no_record_for_a_group_without_valid_spec_or_assignment() -> None:
     without_spec, without_assignment = a_result(5), a_result(5)
     without_spec.group.resolved_spec = replace(without_spec.group.resolved_spec, spec=None)
-    without_assignment.group.stored_assignment = StoredAssignment()
+    without_assignment.group.assignment.stored = StoredAssignment()
     assert record_kinds(JournalRecorder(), without_spec) == record_kinds(JournalRecorder(), without_assignment) == []
 
 

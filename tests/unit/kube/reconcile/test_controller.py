@@ -7,18 +7,21 @@ from typing import Any, cast
 
 import pytest
 
+from rota.aio import BackgroundTasks
 from rota.kube.client.api import ConflictError, NoResponseError
 from rota.kube.client.objects import CustomResource, Metadata
-from rota.kube.reconcile.reconciler import GroupContext
+from rota.kube.reconcile.controller import WorkQueue
+from rota.kube.reconcile.reconciler import QueuedGroup
 from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS
-from rota.kube.reconcile.work_queue import QueuedGroup, WorkQueue
 from rota.kube.state.group import Group
 
 KEY = ("shop", "orders")
 
 
 class Reconciles:
-    """A stand-in for the reconciler: returns or raises the given results one after another."""
+    """A stand-in for the controller: returns or raises the given results one after another."""
+
+    is_leading = True
 
     def __init__(self, *results: float | Exception) -> None:
         self._results = list(results)
@@ -27,7 +30,7 @@ class Reconciles:
         self.released = asyncio.Event()
         self.released.set()
 
-    async def __call__(self, _: GroupContext) -> float:
+    async def reconcile(self, _: QueuedGroup) -> float:
         self.count += 1
         self.started.set()
         await self.released.wait()
@@ -43,14 +46,16 @@ class Reconciles:
         await asyncio.sleep(0)
 
 
-def a_queue(reconciles: Reconciles, *, leads: bool = True) -> tuple[WorkQueue, QueuedGroup]:
+def a_queue(
+    reconciles: Reconciles, *, leads: bool = True, tasks: BackgroundTasks | None = None
+) -> tuple[WorkQueue, QueuedGroup]:
     group = Group(*KEY)
     group.body = CustomResource(Metadata("orders", uid="1", namespace="shop"))
     unused = cast("Any", SimpleNamespace(stop=lambda: None))
-    queue = WorkQueue(reconciles)
+    queue = WorkQueue(cast("Any", reconciles), tasks or BackgroundTasks())
     queued = QueuedGroup(group, unused, unused, unused)
     queue.groups[KEY] = queued
-    queue.is_leading = leads
+    reconciles.is_leading = leads
     return queue, queued
 
 
@@ -115,12 +120,13 @@ async def test_reconcile_of_a_stale_group_is_repeated_at_once_and_then_after_a_p
     assert queued.timer is None
 
 
-async def test_reconcile_is_cancelled_when_the_queue_is_closed() -> None:
+async def test_reconcile_is_cancelled_when_the_tasks_are_closed() -> None:
     reconciles = Reconciles()
-    queue, queued = a_queue(reconciles)
+    tasks = BackgroundTasks()
+    queue, queued = a_queue(reconciles, tasks=tasks)
     reconciles.released.clear()
     queue.enqueue(KEY)
     await reconciles.started.wait()
-    queue.is_leading = False
-    await queue.close()
+    reconciles.is_leading = False
+    await tasks.close()
     assert (reconciles.count, queued.is_running, queued.timer) == (1, False, None)
