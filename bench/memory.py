@@ -21,7 +21,8 @@ from ground.report import Missing
 from ground.rocketmq import RocketMQ
 from rota.brokers.errors import BrokerError
 from rota.brokers.port import queues_of
-from rota.brokers.rocketmq.admin import PRODUCER_GROUP, AdminClient
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.brokers import PRODUCER_GROUP
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue

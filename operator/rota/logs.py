@@ -26,7 +26,8 @@ class _Formatter(logging.Formatter):
         self._extra_fields = extra_fields
 
     def fields_of(self, record: logging.LogRecord) -> dict[str, object]:
-        return {**self._extra_fields, **{name: getattr(record, name) for name in FIELDS if hasattr(record, name)}}
+        own_fields = {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+        return {**self._extra_fields, **own_fields}
 
 
 class _JsonFormatter(_Formatter):

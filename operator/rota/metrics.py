@@ -7,6 +7,7 @@ way, and 2.5 s as prometheus-client's metric families.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Literal
 
 from prometheus_client import (
@@ -106,9 +107,8 @@ class Metrics:
         """Render all declared metrics, and further computed ones."""
         encode = openmetrics.generate_latest if text_format is MetricsFormat.OPENMETRICS else exposition.generate_latest
         counted = encode(self._registry).decode().removesuffix(_END)
-        lines = [
-            line for metric in (*self._computed_metrics, *computed_metrics) for line in metric.render_lines(text_format)
-        ]
+        metrics = chain(self._computed_metrics, computed_metrics)
+        lines = chain.from_iterable(metric.render_lines(text_format) for metric in metrics)
         end = _END if text_format is MetricsFormat.OPENMETRICS else ""
         return (counted + "\n".join([*lines, end])).encode()
 
@@ -130,8 +130,10 @@ class GroupCounter:
 
     def samples(self) -> dict[Labels, float]:
         """Return all series; this iterates over copies, since a scrape is rendered in a thread."""
-        groups = [(group, [*series.items()]) for group, series in [*self._by_group.items()]]
-        return {(*group, *labels): value for group, series in groups for labels, value in series}
+        samples: dict[Labels, float] = {}
+        for group, series in [*self._by_group.items()]:
+            samples.update(((*group, *labels), value) for labels, value in [*series.items()])
+        return samples
 
 
 def _number(value: float) -> str:

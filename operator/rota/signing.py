@@ -8,6 +8,7 @@ signature is never valid for another kind of message.
 import hashlib
 import hmac
 from collections.abc import Iterable, Sequence
+from itertools import product, starmap
 from typing import Final, NamedTuple
 
 SIGNATURE_HEADER: Final = "Rota-Signature"
@@ -45,12 +46,12 @@ def sign_request(keys: Iterable[bytes], request: SignedRequest) -> str:
 
     Replaying it to the same pod has no effect: reports are reads, and a final drain is idempotent.
     """
-    return ",".join(_request_signature(key, request) for key in keys)
+    return ",".join(_request_signatures(keys, request))
 
 
 def is_request_signed(keys: Iterable[bytes], header: str, request: SignedRequest) -> bool:
     """Whether one of the signatures in the header was made with one of these keys."""
-    return _any_matches(header.split(",", 2)[:2], [_request_signature(key, request) for key in keys])
+    return _any_matches(header.split(",", 2)[:2], _request_signatures(keys, request))
 
 
 def sign_report(key: bytes, nonce: str, report: bytes) -> str:
@@ -63,9 +64,9 @@ def is_report_signed(keys: Sequence[bytes], signature: str, nonce: str, report: 
     return _any_matches([signature], [sign_report(key, nonce, report) for key in keys])
 
 
-def _request_signature(key: bytes, request: SignedRequest) -> str:
+def _request_signatures(keys: Iterable[bytes], request: SignedRequest) -> list[str]:
     parts = (request.method.encode(), request.target.encode(), request.body, request.pod_uid.encode())
-    return _hmac(key, _REQUEST_PREFIX, *parts).hex()
+    return [_hmac(key, _REQUEST_PREFIX, *parts).hex() for key in keys]
 
 
 def _hmac(key: bytes, *parts: bytes) -> bytes:
@@ -80,4 +81,4 @@ def _hmac(key: bytes, *parts: bytes) -> bytes:
 def _any_matches(signatures: Iterable[str], expected: Sequence[str]) -> bool:
     """Compare in constant time; text that is not ASCII is no signature."""
     candidates = [signature.strip() for signature in signatures if signature.isascii()]
-    return any(hmac.compare_digest(candidate, valid) for candidate in candidates for valid in expected)
+    return any(starmap(hmac.compare_digest, product(candidates, expected)))

@@ -261,10 +261,10 @@ async def test_broker_removed_for_good_is_forgotten(network: BrokerNetwork, monk
 
     async def is_forgotten() -> bool:
         await client.refresh(["orders"])
-        return [*client.topic_broker_addresses] == ["a"]
+        return [*client.topic_brokers] == ["a"]
 
     await client.refresh(["orders"])
-    assert [*client.topic_broker_addresses] == ["a", "b"]
+    assert [*client.topic_brokers] == ["a", "b"]
     await soon(is_forgotten)
     await until(lambda: b.ended == [1])
 

@@ -16,7 +16,7 @@ from brokers.scripted import Say, a_server, silent, until
 from ground.keys import Authority
 from ground.poll import soon
 from rota.brokers.errors import UnreachableError
-from rota.brokers.rocketmq.transport import connection, connection_pool
+from rota.brokers.rocketmq.transport import connection, connection_pool, connector
 from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
@@ -67,18 +67,10 @@ async def test_request_from_the_broker_is_not_taken_for_a_response_of_the_same_n
         )
 
 
-async def test_request_sent_one_way_awaits_no_response(connections: ConnectionPool) -> None:
-    async with a_server(good) as server:
-        await connections.send_one_way(server.address, a_request("one way"))
-        assert (await connections.call(server.address, a_request("two ways"))).body == b"two ways"
-        assert [frame.is_one_way for frame in server.frames] == [True, False]
-        assert server.connections == 1
-
-
 async def test_connection_attempt_that_is_cancelled_at_any_moment_leaves_no_socket() -> None:
     async with a_server(good) as server:
         for turns in range(20):
-            opening = asyncio.create_task(connection.Connection.open(server.address, lambda _asked: None))
+            opening = asyncio.create_task(connector.open_connection(server.address, lambda _asked: None))
             for _ in range(turns):
                 await asyncio.sleep(0)
             opening.cancel()

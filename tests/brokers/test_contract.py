@@ -26,7 +26,8 @@ from rota.brokers.port import (
     OffsetCorrection,
     PullResult,
 )
-from rota.brokers.rocketmq.admin import PRODUCER_GROUP, AdminClient
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.brokers import PRODUCER_GROUP
 from rota.brokers.rocketmq.consumer import RocketMQConsumer
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire import requests
@@ -132,8 +133,8 @@ def in_memory(memory: MemoryCluster) -> ContractCluster:
         await memory.update_group(group, BROKER, consume_enabled=bool(enabled))
 
     async def send_compressed(queue: Queue, body: bytes) -> None:
-        await memory.send(queue.topic, body, {"UNIQ_KEY": f"packed-{len(memory.compressed_ids)}"}, queue)
-        memory.compressed_ids.add(f"packed-{len(memory.compressed_ids)}")
+        await memory.send(queue.topic, body, {"UNIQ_KEY": f"packed-{len(memory.store.compressed_ids)}"}, queue)
+        memory.store.compressed_ids.add(f"packed-{len(memory.store.compressed_ids)}")
 
     def new(member: Membership) -> Consumer:
         return MemoryConsumer(memory, member)
@@ -966,7 +967,7 @@ async def test_lock_at_the_in_memory_broker_is_lost_by_a_restart() -> None:
 
 async def test_broker_in_memory_that_creates_no_groups_knows_only_created_groups() -> None:
     memory = MemoryCluster()
-    memory.auto_creates_groups = False
+    memory.groups.auto_creates = False
     testbed = in_memory(memory)
     [queue] = await testbed.topic()
     member = testbed.member(queue.topic)
@@ -987,7 +988,7 @@ async def test_queue_at_the_in_memory_broker_may_start_at_a_later_offset() -> No
     [queue] = await testbed.topic()
     member = await testbed.joined_member(queue.topic)
     await testbed.send(queue, "old", "new")
-    memory.min_offsets[queue] = 1
+    memory.store.min_offsets[queue] = 1
     assert (
         await member.min_offset(queue),
         await member.offset_at_time(queue, 0.0),

@@ -40,7 +40,7 @@ async def test_lag_is_reported_by_queue_by_topic_and_in_the_status(
     await add_two_members(world)
     await send_messages(memory, 0, 120)
     await send_messages(memory, 1, 3)
-    memory.committed_offsets["orders"] |= {Queue("orders", BROKER, number): 0 for number in range(8)}
+    memory.groups.committed_offsets["orders"] |= {Queue("orders", BROKER, number): 0 for number in range(8)}
 
     async def has_metric() -> bool:
         return await metric_values(world, "rota_group_lag", topic="orders") == [123]

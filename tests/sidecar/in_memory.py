@@ -227,7 +227,7 @@ class MemoryMember:
         await self.wait_until(lambda _: sorted(self.app.done) == sorted(bodies))
 
     def offset(self, queue: int) -> int | None:
-        return self.memory.committed_offsets[GROUP].get(Queue(TOPIC, BROKER, queue))
+        return self.memory.groups.committed_offsets[GROUP].get(Queue(TOPIC, BROKER, queue))
 
 
 class Clock:

@@ -176,7 +176,7 @@ class ProcessMember:
         """Wait until the offset of a queue is committed."""
 
         async def is_committed() -> bool:
-            return self.memory.committed_offsets[GROUP].get(self.queues[number]) == offset
+            return self.memory.groups.committed_offsets[GROUP].get(self.queues[number]) == offset
 
         await soon(is_committed)
 

@@ -51,8 +51,8 @@ def texts(first: int, last: int) -> list[str]:
 
 async def joined(member: MemoryMember) -> Membership:
     """Return the membership of the only consumer in the group."""
-    await soon(lambda: as_awaitable(len(member.memory.members[GROUP]) == 1))
-    return member.memory.members[GROUP][0]
+    await soon(lambda: as_awaitable(len(member.memory.groups.members[GROUP]) == 1))
+    return member.memory.groups.members[GROUP][0]
 
 
 async def as_awaitable(value: bool) -> bool:  # noqa: FBT001 - the only argument
@@ -125,7 +125,7 @@ async def test_restart_resumes_where_the_previous_process_stopped(tmp_path: Path
         await member.send(*texts(0, 40))
         await member.wait_until_done(*texts(0, 40))
         await member.end()
-        assert member.memory.members[GROUP] == []
+        assert member.memory.groups.members[GROUP] == []
         await member.send(*texts(40, 50))
         await member.start()
         await member.wait_until_done(*texts(0, 50))
@@ -171,7 +171,7 @@ async def test_settings_with_other_subscriptions_rejoin_without_lost_or_repeated
             previous = await joined(member)
             member.settings["subscriptions"] = [{"topic": topic} for topic in topics]
             member.publish([*QUEUES, *(bills if "bills" in topics else [])])
-            while previous in member.memory.members[GROUP]:
+            while previous in member.memory.groups.members[GROUP]:
                 await member.send(str(sent))
                 sent += 1
                 await asyncio.sleep(0)
@@ -195,7 +195,7 @@ async def test_member_terminated_while_it_rejoins_leaves_the_group(tmp_path: Pat
         await asyncio.sleep(0)
         latch.opened.set()
         await ending
-        assert (member.memory.members[GROUP], member.offset(0)) == ([], 1)
+        assert (member.memory.groups.members[GROUP], member.offset(0)) == ([], 1)
 
 
 async def test_orderly_can_be_switched_on_and_off_at_runtime(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_orderly_can_be_switched_on_and_off_at_runtime(tmp_path: Path) -> 
             locks = [locked]
             await member.wait_until(lambda report: report.generation == member.generation and report.state == "serving")
             await member.wait_until(lambda report: [queue.locked for queue in report.queues] == locks)  # noqa: B023 - awaited in this advance_clock
-            assert bool(member.memory.locks) == locked
+            assert bool(member.memory.groups.locks) == locked
             assert (await joined(member)).orderly == locked
 
 
@@ -373,7 +373,7 @@ async def test_message_deleted_at_the_broker_is_delivered_if_buffered_and_skippe
         await member.assign([FIRST])
         await soon(lambda: as_awaitable(member.sidecar.readers[FIRST].window.unfinished_count == 4))
         await member.send(*texts(4, 10), queue=0)
-        member.memory.min_offsets[FIRST] = 8
+        member.memory.store.min_offsets[FIRST] = 8
         latch.opened.set()
         await member.wait_until_done("0", "1", "2", "3", "8", "9")
         await soon(lambda: as_awaitable(member.offset(0) == 10))
@@ -455,7 +455,7 @@ async def test_broadcasting_member_reads_every_queue_and_resumes_at_its_own_offs
         await first.start()
         await first.wait_until_done(*texts(0, 30))
         assert [len(member.app.events) for member in (first, second)] == [30, 30]
-        assert memory.committed_offsets[GROUP] == {}
+        assert memory.groups.committed_offsets[GROUP] == {}
 
 
 async def test_broadcasting_drops_and_counts_a_failed_message(tmp_path: Path) -> None:
@@ -503,7 +503,7 @@ async def test_start_from_applies_only_to_a_queue_without_a_committed_offset(
             await member.send(body, queue=0)
             await advance_clock(memory, clock, 10.0)
         if committed is not None:
-            memory.committed_offsets[GROUP][FIRST] = committed
+            memory.groups.committed_offsets[GROUP][FIRST] = committed
         await member.assign([FIRST])
         await soon(lambda: as_awaitable(member.offset(0) is not None))
         await member.send("new", queue=0)
@@ -599,12 +599,12 @@ async def test_report_gets_a_new_revision_when_a_broker_notifies_of_changed_cons
 async def test_start_from_applies_to_the_retry_topic_of_another_group(tmp_path: Path) -> None:
     memory = MemoryCluster()
     other_retries = Queue(f"{RETRY_TOPIC_PREFIX}others", BROKER, 0)
-    memory.create_queues(other_retries.topic, BROKER, 1)
+    memory.store.create_queues(other_retries.topic, BROKER, 1)
     await memory.send(other_retries.topic, b"old", queue=other_retries)
     subscriptions = [{"topic": TOPIC}, {"topic": other_retries.topic}]
     async with a_member(tmp_path, memory, startFrom={"position": "Latest"}, subscriptions=subscriptions) as member:
         await member.assign([other_retries])
-        await soon(lambda: as_awaitable(memory.committed_offsets[GROUP].get(other_retries) == 1))
+        await soon(lambda: as_awaitable(memory.groups.committed_offsets[GROUP].get(other_retries) == 1))
         await memory.send(other_retries.topic, b"new", queue=other_retries)
         await member.wait_until_done("new")
 
@@ -655,7 +655,7 @@ async def test_offset_read_error_is_never_taken_for_no_offset(
 
     async with a_member(tmp_path, startFrom={"position": "Latest"}, messageModel=model) as member:
         if model == "Clustering":
-            member.memory.committed_offsets[GROUP][FIRST] = 1
+            member.memory.groups.committed_offsets[GROUP][FIRST] = 1
         else:
             OffsetFiles(Path(member.identity.state_folder), GROUP).store_offset(FIRST, 1)
         await member.send(*texts(0, 3), queue=0)
@@ -678,7 +678,7 @@ async def test_orderly_failed_message_is_retried_in_place_and_then_a_dead_letter
     async with a_member(tmp_path, ordering="Orderly", delivery=retry) as member:
         member.app.answer = lambda event: _is_status(500 if event.body == "1" else 204)
         await member.assign([FIRST])
-        assert (GROUP, FIRST) in member.memory.locks
+        assert (GROUP, FIRST) in member.memory.groups.locks
         await member.send(*texts(0, 5), queue=0)
         await member.wait_until_done("0", "2", "3", "4")
         expected = [("0", 1), ("1", 1), ("1", 2), ("1", 3), ("2", 1), ("3", 1), ("4", 1)]
@@ -686,7 +686,7 @@ async def test_orderly_failed_message_is_retried_in_place_and_then_a_dead_letter
         assert member.app.max_in_flight == 1
         assert [message.body for message in await member.memory.messages_of(DEAD)] == [b"1"]
         await member.assign([])
-        assert (member.memory.locks, member.offset(0)) == ({}, 5)
+        assert (member.memory.groups.locks, member.offset(0)) == ({}, 5)
 
 
 async def test_orderly_queues_do_not_wait_for_each_other(tmp_path: Path) -> None:
@@ -705,13 +705,13 @@ async def test_orderly_queues_do_not_wait_for_each_other(tmp_path: Path) -> None
 
 async def test_orderly_queue_locked_by_another_consumer_waits_and_is_reported(tmp_path: Path) -> None:
     async with a_member(tmp_path, ordering="Orderly") as member:
-        member.memory.locks[GROUP, FIRST] = "another-client", member.memory.clock() + 60
+        member.memory.groups.locks[GROUP, FIRST] = "another-client", member.memory.clock() + 60
         await member.send("1", queue=0)
         await member.assign([FIRST])
         report = await member.wait_until(lambda report: "QueueStartFailed" in report.troubles)
         assert "such as orders/memory/0: another consumer has its lock" in report.troubles["QueueStartFailed"]
         assert [queue.locked for queue in report.queues] == [False]
-        del member.memory.locks[GROUP, FIRST]
+        del member.memory.groups.locks[GROUP, FIRST]
         await member.wait_until_done("1")
         await member.wait_until(lambda report: report.troubles == {})
 

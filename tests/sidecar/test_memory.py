@@ -21,7 +21,8 @@ from aiohttp import web
 from ground.memory_limit import MemoryLimit, peak_bytes
 from ground.poll import soon
 from ground.rocketmq import RocketMQ
-from rota.brokers.rocketmq.admin import PRODUCER_GROUP, AdminClient
+from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.brokers import PRODUCER_GROUP
 from rota.brokers.rocketmq.wire import requests
 from rota.model import Queue
 from sidecar.fleet import SidecarFleet, a_fleet

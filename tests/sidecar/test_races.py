@@ -426,7 +426,7 @@ async def test_member_that_has_left_does_not_rejoin(tmp_path: Path, monkeypatch:
         member.publish([SECOND])
         await member.wait_until(lambda report: "StateWriteFailed" in report.troubles)
         await member.end()
-        assert member.memory.members[GROUP] == []
+        assert member.memory.groups.members[GROUP] == []
 
 
 async def test_disk_full_problem_stays_until_the_start_of_the_process_is_noted(
@@ -559,7 +559,7 @@ async def test_retry_rejected_by_the_broker_is_not_reported_after_a_reset_past_t
         await member.send("1", queue=0)
         member.publish([FIRST])
         await member.wait_until(lambda report: "RetryRejected" in report.troubles)
-        membership = member.memory.members[GROUP][0]
+        membership = member.memory.groups.members[GROUP][0]
         membership.on_offsets_reset({FIRST: 1})
         await member.wait_until(lambda report: report.troubles == {})
 

@@ -1,6 +1,7 @@
 """Message of a queue, with an estimate of the memory that it takes."""
 
 from collections.abc import Mapping
+from itertools import chain
 
 import msgspec
 
@@ -46,15 +47,16 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         """The most bytes that the message adds to a request or response: body, and properties beyond ordinary ones."""
         if not self.properties_bytes:
             return len(self.body)
-        characters = sum(len(name) + len(value) for name, value in self.properties.items())
+        characters = sum(map(len, chain(self.properties, self.properties.values())))
         return len(self.body) + MAX_ESCAPE_BYTES * ENCODINGS_PER_PROPERTY * characters
 
     @property
     def topic(self) -> str:
         """The topic that the producer sent it to; for a redelivered message not the retry topic."""
-        return (
-            self.queue.topic.startswith(RETRY_TOPIC_PREFIX) and self.properties.get("RETRY_TOPIC")
-        ) or self.queue.topic
+        stored_topic = self.queue.topic
+        if stored_topic.startswith(RETRY_TOPIC_PREFIX):
+            return self.properties.get("RETRY_TOPIC") or stored_topic
+        return stored_topic
 
     @property
     def tag(self) -> str:

@@ -40,7 +40,7 @@ class Admission(Protocol):
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest unpacked size of a message; a larger body stays packed, and `Message.damage` has the reason."""
+        """The largest unpacked size of a message; a larger body stays packed; see `Message.body_error`."""
 
     def admit(self, memory_bytes: int) -> bool:
         """Return whether the pull keeps a message of this size; after a refusal it keeps no further message."""
@@ -96,9 +96,10 @@ class BrokerGroupSettings(NamedTuple):
 
 def queues_of(topic: str, queue_counts: Mapping[str, int]) -> tuple[Queue, ...]:
     """Return a topic's queues, sorted, from the number of its queues on each broker."""
-    return tuple(
-        Queue(topic, broker, number) for broker in sorted(queue_counts) for number in range(queue_counts[broker])
-    )
+    queues: list[Queue] = []
+    for broker, count in sorted(queue_counts.items()):
+        queues.extend(Queue(topic, broker, number) for number in range(count))
+    return tuple(queues)
 
 
 class Brokers(Protocol):
@@ -172,10 +173,6 @@ class ConsumedQueue(NamedTuple):
     delivered_at: float = 0.0
 
 
-def _ignore_reset(_: Mapping[Queue, int]) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class Membership:
     """A member of a group: its identity, subscriptions, settings, and callbacks for events."""
@@ -189,15 +186,16 @@ class Membership:
     get_start_from: Callable[[], StartFrom] = field(default=StartFrom)  # may change while the member is online
     get_queues: Callable[[], Mapping[Queue, ConsumedQueue]] = field(default=dict)
     on_members_changed: Callable[[], None] = field(default=lambda: None)  # other members have joined or left
-    on_offsets_reset: Callable[[Mapping[Queue, int]], None] = field(
-        default=_ignore_reset
-    )  # the group's offsets were reset
+    on_offsets_reset: Callable[[Mapping[Queue, int]], None] = field(default=lambda _: None)  # by an administrator
 
     @property
     def topics(self) -> dict[str, Subscription]:
         """Subscriptions by topic; unless broadcasting, with the implicit one to the group's retry topic."""
-        retry = [] if self.broadcasting else [Subscription(topic=RETRY_TOPIC_PREFIX + self.group)]
-        return {subscription.topic: subscription for subscription in [*self.subscriptions, *retry]}
+        topics = {subscription.topic: subscription for subscription in self.subscriptions}
+        if not self.broadcasting:
+            retry_topic = RETRY_TOPIC_PREFIX + self.group
+            topics[retry_topic] = Subscription(topic=retry_topic)
+        return topics
 
 
 class Consumer(Protocol):

@@ -67,8 +67,9 @@ class LimitedSite(web.BaseSite):
     async def start(self) -> None:
         """Accept connections."""
         await super().start()
-        loops = [partial(self._accept_from, bound) for bound in self._sockets]
-        self._tasks = [asyncio.create_task(supervise("HTTP server", loop), name="listen") for loop in loops]
+        for bound in self._sockets:
+            accepting = supervise("HTTP server", partial(self._accept_from, bound))
+            self._tasks.append(asyncio.create_task(accepting, name="listen"))
 
     async def stop(self) -> None:
         """Accept no more connections."""

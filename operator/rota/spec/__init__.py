@@ -27,8 +27,6 @@ Count = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 Mebibytes = Annotated[int, Meta(ge=1, le=1024)]  # of one message
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Ranges = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\Z")]
-
-
 CountOrPercent = Annotated[int, Meta(ge=0, le=MAX_INT32)] | Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")]
 
 
@@ -81,8 +79,6 @@ class RocketMQ(_SpecBlock, frozen=True, rename="camel"):
 
 
 class Broker(_SpecBlock, frozen=True):
-    """The broker of a group."""
-
     rocketmq: RocketMQ
 
 
@@ -216,42 +212,31 @@ class BrokerRoom(_SpecBlock, frozen=True):
     room: NonEmptyText
 
 
+# Options of the strategies of these names.
 class ByConfig(_SpecBlock, frozen=True):
-    """Options of the strategy ByConfig."""
-
     members: Annotated[list[ConfiguredMember], Meta(min_length=1)]
 
 
 class ByMachineRoom(_SpecBlock, frozen=True):
-    """Options of the strategy ByMachineRoom."""
-
     rooms: Annotated[list[NonEmptyText], Meta(min_length=1)]
 
 
 class MachineRoomNearby(_SpecBlock, frozen=True):
-    """Options of the strategy MachineRoomNearby."""
-
     room_label: NonEmptyText
     brokers: Annotated[list[BrokerRoom], Meta(min_length=1)]
     inner: Literal["Averagely", "AveragelyByCircle", "ConsistentHash", "Sticky"] = "Averagely"
 
 
 class ConsistentHash(_SpecBlock, frozen=True):
-    """Options of the strategy ConsistentHash."""
-
     virtual_nodes: Annotated[int, Meta(ge=1, le=1000)] = 10
 
 
 class Balanced(_SpecBlock, frozen=True):
-    """Options of the strategy Balanced."""
-
     room_label: NonEmptyText | None = None
     brokers: list[BrokerRoom] = []
 
 
 class Custom(_SpecBlock, frozen=True):
-    """Options of the strategy Custom."""
-
     name: NonEmptyText
     options: dict[str, Any] = {}
 

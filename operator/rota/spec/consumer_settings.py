@@ -24,11 +24,7 @@ class ConsumerSettings(NamedTuple):
     @property
     def filters(self) -> dict[str, frozenset[str]]:
         """Return each topic's filter; equal filters accept the same messages. Retry topics are not compared."""
-        return {
-            entry.topic: _filter(entry)
-            for entry in self.subscriptions
-            if not entry.topic.startswith(RETRY_TOPIC_PREFIX)
-        }
+        return {sub.topic: _filter(sub) for sub in self.subscriptions if not sub.topic.startswith(RETRY_TOPIC_PREFIX)}
 
 
 def settings_of(group: GroupSpec | GroupSettings) -> ConsumerSettings:
@@ -79,12 +75,11 @@ def find_mismatches(group: GroupSpec | None, unmanaged: Mapping[str, ConsumerSet
     """Return the problem of unmanaged consumers, by client id, whose settings differ from the group's."""
     if group is None:
         return []
-    by_name = {name: find_differences(settings_of(group), unmanaged[name]) for name in sorted(unmanaged)}
-    sentences = [
-        f"{single_line(name, MAX_TEXT_CHARS)}: {', '.join(different)}"
-        for name, different in by_name.items()
-        if different
-    ]
+    sentences: list[str] = []
+    for name, consumer in sorted(unmanaged.items()):
+        differences = find_differences(settings_of(group), consumer)
+        if differences:
+            sentences.append(f"{single_line(name, MAX_TEXT_CHARS)}: {', '.join(differences)}")
     if not sentences:
         return []
     more = len(sentences) - MAX_LISTED_CONSUMERS

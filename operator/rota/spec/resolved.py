@@ -61,15 +61,13 @@ class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def encode_settings(name: str, spec: GroupSpec, drain_timeout: float, created_at: str | None) -> str:
     """Return the text of a group's settings; durations are numbers of seconds, and defaults are written out."""
-    fields = {field: getattr(spec, field) for field in _SIDECAR_FIELDS}
+    fields = {_camel(field): getattr(spec, field) for field in _SIDECAR_FIELDS}
     body: dict[str, Any] = msgspec.to_builtins(fields, enc_hook=float, order="deterministic")
-    body = {_camel(field): value for field, value in body.items()}
     body["delivery"]["retry"]["maxAttempts"] = spec.max_attempts
     start = body["startFrom"]
     if created_at and start["position"] == "Timestamp" and start["timestamp"] is None:
-        start["timestamp"] = (
-            (datetime.fromisoformat(created_at) - START_BEFORE_CREATION).isoformat().replace("+00:00", "Z")
-        )
+        first = datetime.fromisoformat(created_at) - START_BEFORE_CREATION
+        start["timestamp"] = first.isoformat().replace("+00:00", "Z")
     return json.dumps(
         {"schema": SETTINGS_SCHEMA, "group": spec.group or name, "drainTimeout": float(drain_timeout), **body},
         sort_keys=True,

@@ -2,15 +2,17 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from rota.spec import GroupSpec, PolicySpec, StrategyOptions
+    from rota.spec import GroupSpec, PolicySpec, StrategyOptions, Subscription
 
 MAX_QUEUES_PER_BROKER = 1_000_000  # queues of a topic on one broker; a higher id is taken for a typing error
 # The broker's lock of an Orderly queue expires after 60 s. The sidecar starts deliveries only while the lock is at most
 # 30 s old, so a delivery that takes at most 30 s ends before another member can lock the queue.
 MAX_ORDERLY_TIMEOUT_SECONDS = 30.0
+_ZERO = (0, "0%")  # pods
 
 # The base URL of an OTLP receiver: no credentials, query or fragment.
 _RECEIVER_PATTERN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%/-]*)?")
@@ -18,7 +20,8 @@ _RECEIVER_PATTERN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[
 
 def group_mistakes(spec: "GroupSpec", name: str | None) -> Iterator[str]:
     """Yield the mistakes in a group that has this name at the broker; without a name, its own topics are not known."""
-    yield from (sentence for holds, sentence in _group_rules(spec) if not holds)
+    yield from _reading_mistakes(spec)
+    yield from _workload_mistakes(spec)
     for at, subscription in enumerate(spec.subscriptions):
         if name and subscription.topic in {f"%RETRY%{name}", f"%DLQ%{name}"}:
             reason = "members read its retries anyway, and its dead letters are for another group"
@@ -32,52 +35,42 @@ def policy_mistakes(spec: "PolicySpec") -> Iterator[str]:
     yield from _room_mistakes(spec.options)
 
 
-def _group_rules(spec: "GroupSpec") -> Sequence[tuple[bool, str]]:
-    topics = [subscription.topic for subscription in spec.subscriptions]
-    position = spec.start_from.position
-    timestamp = spec.start_from.timestamp
+def _reading_mistakes(spec: "GroupSpec") -> Iterator[str]:
+    """Yield the mistakes about brokers, subscriptions and order."""
     tls = spec.broker.rocketmq.tls
-    zero = (0, "0%")
-    return [
-        (
-            tls.enabled or not (tls.ca_secret or tls.client_secret),
-            "spec.broker.rocketmq.tls names a Secret although enabled is false; set it to true, or remove the Secret",
-        ),
-        (len(set(topics)) == len(topics), "spec.subscriptions names a topic twice; join the two expressions with ||"),
-        (
-            all(entry.type != "Tag" or entry.expression.replace("|", " ").strip() for entry in spec.subscriptions),
-            "spec.subscriptions has an expression without a tag; write * for all messages",
-        ),
-        (
-            not (spec.is_orderly and spec.delivery.mode == "Pull"),
-            "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering",
-        ),
-        (
-            not spec.is_orderly or spec.delivery.push.timeout <= MAX_ORDERLY_TIMEOUT_SECONDS,
-            "spec.delivery.push.timeout may be at most 30s in an Orderly group, whose queue locks live 60s",
-        ),
-        (
-            timestamp is None or position == "Timestamp",
-            f"spec.startFrom.timestamp requires position Timestamp, not {position}",
-        ),
-        (
-            timestamp is None or timestamp.tzinfo is not None,
-            "spec.startFrom.timestamp has no time zone; write it as 2026-11-21T08:00:00Z",
-        ),
-        (
-            spec.delivery.traces is None or bool(_RECEIVER_PATTERN.fullmatch(spec.delivery.traces.endpoint)),
-            "spec.delivery.traces.endpoint is not the URL of a receiver; write one such as http://collector:4318",
-        ),
-        (spec.max_attempts != 0, "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever"),
-        (
-            not (spec.rollout.max_surge in zero and spec.rollout.max_unavailable in zero),
-            "spec.rollout.maxSurge and maxUnavailable are both 0, so no pod could be replaced; allow one of them",
-        ),
-        (
-            spec.replicas is None or spec.template is not None,
-            "spec.replicas requires spec.template; without a template Rota neither runs nor scales the pods",
-        ),
-    ]
+    if not tls.enabled and (tls.ca_secret or tls.client_secret):
+        yield "spec.broker.rocketmq.tls names a Secret although enabled is false; set it to true, or remove the Secret"
+    topics = {subscription.topic for subscription in spec.subscriptions}
+    if len(topics) < len(spec.subscriptions):
+        yield "spec.subscriptions names a topic twice; join the two expressions with ||"
+    if not all(map(_selects_messages, spec.subscriptions)):
+        yield "spec.subscriptions has an expression without a tag; write * for all messages"
+    if spec.is_orderly and spec.delivery.mode == "Pull":
+        yield "spec.delivery.mode Pull works with ordering Concurrent only; use Push or change spec.ordering"
+    if spec.is_orderly and spec.delivery.push.timeout > MAX_ORDERLY_TIMEOUT_SECONDS:
+        yield "spec.delivery.push.timeout may be at most 30s in an Orderly group, whose queue locks live 60s"
+    start_from = spec.start_from
+    if start_from.timestamp and start_from.position != "Timestamp":
+        yield f"spec.startFrom.timestamp requires position Timestamp, not {start_from.position}"
+    if start_from.timestamp and start_from.timestamp.tzinfo is None:
+        yield "spec.startFrom.timestamp has no time zone; write it as 2026-11-21T08:00:00Z"
+
+
+def _selects_messages(subscription: "Subscription") -> bool:
+    return subscription.type != "Tag" or bool(subscription.expression.replace("|", " ").strip())
+
+
+def _workload_mistakes(spec: "GroupSpec") -> Iterator[str]:
+    """Yield the mistakes about traces, attempts and pods."""
+    traces = spec.delivery.traces
+    if traces and not _RECEIVER_PATTERN.fullmatch(traces.endpoint):
+        yield "spec.delivery.traces.endpoint is not the URL of a receiver; write one such as http://collector:4318"
+    if spec.max_attempts == 0:
+        yield "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever"
+    if spec.rollout.max_surge in _ZERO and spec.rollout.max_unavailable in _ZERO:
+        yield "spec.rollout.maxSurge and maxUnavailable are both 0, so no pod could be replaced; allow one of them"
+    if spec.replicas is not None and spec.template is None:
+        yield "spec.replicas requires spec.template; without a template Rota neither runs nor scales the pods"
 
 
 def _duration_mistakes(spec: "PolicySpec") -> Iterator[str]:
@@ -106,10 +99,11 @@ def _by_config_mistakes(options: "StrategyOptions") -> Iterator[str]:
     for member_index, entry in enumerate(members):
         for block_index, queues in enumerate(entry.queues):
             for first, last in parse_spans(queues.ids):
+                span = _IdSpan(queues.topic, queues.broker, first, last, member_index, block_index)
                 if not first <= last < MAX_QUEUES_PER_BROKER:
-                    path = _ids_path(member_index, block_index)
-                    yield f"{path} {queues.ids!r} is not valid: write ids as 0-3,7, each below {MAX_QUEUES_PER_BROKER}"
-                spans.append(_IdSpan(queues.topic, queues.broker, first, last, member_index, block_index))
+                    form = f"write ids as 0-3,7, each below {MAX_QUEUES_PER_BROKER}"
+                    yield f"{span.path} {queues.ids!r} is not valid: {form}"
+                spans.append(span)
     yield from _overlap_mistakes(sorted(spans))
 
 
@@ -123,6 +117,10 @@ class _IdSpan(NamedTuple):
     member_index: int
     block_index: int
 
+    @property
+    def path(self) -> str:
+        return f"spec.options.byConfig.members[{self.member_index}].queues[{self.block_index}].ids"
+
 
 def _overlap_mistakes(spans: Sequence[_IdSpan]) -> Iterator[str]:
     """Yield a mistake for each span whose first queue an earlier span names, too.
@@ -135,15 +133,11 @@ def _overlap_mistakes(spans: Sequence[_IdSpan]) -> Iterator[str]:
         if farthest is None or not is_same_broker or span.first > farthest.last:
             farthest = span
             continue
-        places = [(entry.member_index, entry.block_index) for entry in (span, farthest)]
-        earlier, later = (_ids_path(*place) for place in sorted(places))
-        yield f"{later} names queue {span.topic}/{span.broker}/{span.first}, which {earlier} names too; name it once"
+        earlier, later = sorted((span, farthest), key=attrgetter("member_index", "block_index"))
+        queue = f"{span.topic}/{span.broker}/{span.first}"
+        yield f"{later.path} names queue {queue}, which {earlier.path} names too; name it once"
         if span.last > farthest.last:
             farthest = span
-
-
-def _ids_path(member_index: int, block_index: int) -> str:
-    return f"spec.options.byConfig.members[{member_index}].queues[{block_index}].ids"
 
 
 def parse_spans(ranges: str) -> Iterator[tuple[int, int]]:

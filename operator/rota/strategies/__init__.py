@@ -8,11 +8,12 @@ and returns plain names and tuples. `explain(...)` returns a sentence with the r
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat, starmap
 from typing import Any
 
 from rota.model import PresentOwners, Queue, Roster
 from rota.strategies import input_checks
-from rota.strategies.arrays import Owners
+from rota.strategies.arrays import Owners, index_by_item
 from rota.strategies.averagely import averagely, averagely_by_circle, why_averagely, why_averagely_by_circle
 from rota.strategies.balanced import balanced, why_balanced
 from rota.strategies.by_config import by_config, why_by_config
@@ -89,11 +90,12 @@ def prepared(name: str, options: Mapping[str, Any] | None = None) -> Strategy:
     if strategy is nearby:  # check the inner strategy's options here, before a roster exists
         inner = chosen.pop("inner", "Averagely")
         chosen["inner"] = inner if callable(inner) else prepared(inner, chosen.pop("innerOptions", None))
-    parameters = list(inspect.signature(strategy).parameters.values())[1:]
+    _roster, *parameters = inspect.signature(strategy).parameters.values()
+    known_options = [parameter.name for parameter in parameters]
     for option in chosen:
-        if option not in {parameter.name for parameter in parameters}:
-            has = ", ".join(parameter.name for parameter in parameters) or "none"
-            raise ValueError(f"Strategy {named(name)} has no option {option} (it has: {has})")
+        if option not in known_options:
+            known = ", ".join(known_options) or "none"
+            raise ValueError(f"Strategy {named(name)} has no option {option} (it has: {known})")
     for parameter in parameters:
         if parameter.default is parameter.empty and parameter.name not in chosen:
             raise ValueError(f"Strategy {named(name)} needs the option {parameter.name}")
@@ -129,11 +131,7 @@ def allocate(
 
 
 def explain(
-    strategy: str,
-    roster: Roster,
-    owners: Owners,
-    queue: tuple[str, str, int],
-    options: Mapping[str, Any] | None = None,
+    strategy: str, roster: Roster, owners: Owners, queue: tuple[str, str, int], options: Mapping[str, Any] | None = None
 ) -> str:
     """Return a sentence with the reason for a queue's owner; `owners` is the result of the strategy.
 
@@ -157,12 +155,12 @@ def explain_all(
 
     `present` has the owners that the roster was made from, including owners that are no longer members.
     """
-    indexes = {queue: index for index, queue in enumerate(roster.queues)}
-    chosen = [Queue(*queue) for queue in queues]
-    for queue in chosen:
+    indexes = index_by_item(roster.queues)
+    indices: list[int] = []
+    for queue in starmap(Queue, queues):
         if queue not in indexes:
             raise ValueError(f"There is no queue {queue} among these {len(indexes)}")
-    indices = [indexes[queue] for queue in chosen]
+        indices.append(indexes[queue])
     if named(strategy) == "ByConfig" and options and isinstance(options.get("members"), Mapping):
         options = {**options, "members": {member: list(queues) for member, queues in options["members"].items()}}
     computed = prepared(strategy, options)(roster)
@@ -195,7 +193,7 @@ def _reasons(
 
 
 def _no_reason(_roster: Roster, _owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    return ("the inner strategy chose it and gives no reason" for _ in queues)
+    return repeat("the inner strategy chose it and gives no reason", len(queues))
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:

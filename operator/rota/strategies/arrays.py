@@ -1,12 +1,15 @@
 """Array arithmetic that several strategies share. Owners are int32 arrays over `roster.queues`: indices of members."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rota.model import NO_OWNER, Roster, Run
+from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Roster, Run
 
+T = TypeVar("T")
 Owners = NDArray[np.int32]
 Indices = NDArray[np.int64]
 
@@ -14,6 +17,16 @@ Indices = NDArray[np.int64]
 def is_whole_number(option: object) -> bool:
     """Whether an option is a whole number from 0 up; True and False are none, although Python takes them as 1 and 0."""
     return isinstance(option, int) and not isinstance(option, bool) and option >= 0
+
+
+def is_retry_topic(topic: str) -> bool:
+    """Whether the topic holds the messages that a group's app rejected."""
+    return topic.startswith(RETRY_TOPIC_PREFIX)
+
+
+def index_by_item(items: Iterable[T]) -> dict[T, int]:
+    """Return each item's index."""
+    return {item: index for index, item in enumerate(items)}
 
 
 def no_owners(count: int) -> Owners:
@@ -44,9 +57,9 @@ def circle(queues: int, members: int) -> Indices:
 
 def by_topic(roster: Roster, divide: Callable[[int, int], Indices]) -> Owners:
     """Assign each topic separately, as the reference does, by `divide(queues, members)`, such as `blocks`."""
-    sizes = [stop - start for start, stop in roster.topics]
-    members_by_size = {size: divide(size, len(roster.members)) for size in set(sizes)}  # equal for topics of one size
-    return np.concatenate([members_by_size[size] for size in sizes]).astype(np.int32)
+    divide_once = cache(divide)  # the result is the same for all topics of one size
+    members = [divide_once(stop - start, len(roster.members)) for start, stop in roster.topics]
+    return np.concatenate(members).astype(np.int32)
 
 
 def indices_of_runs(runs: Iterable[Run]) -> Indices:

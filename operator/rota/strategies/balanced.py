@@ -21,14 +21,13 @@ Reasons are read off the same scales (`rota.strategies.scales`) after the same d
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from statistics import median
-from typing import TypeGuard
 
 import numpy as np
 
-from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Queue, Roster
+from rota.model import NO_OWNER, Queue, Roster
 from rota.sentences import pluralize
 from rota.strategies import input_checks
-from rota.strategies.arrays import Owners, is_whole_number
+from rota.strategies.arrays import Owners, is_retry_topic, is_whole_number
 from rota.strategies.phrases import NO_PREVIOUS_OWNER
 from rota.strategies.scales import Scales, Step
 
@@ -59,19 +58,17 @@ def balanced(
 
 def replace_implausible(measured: Sequence[float | None], min_share: float = 0.0) -> list[float]:
     """Replace implausible values: not a number, negative, or far from the median. If all are unknown, all are equal."""
-    plausible = [_clamp_weight(value) if _is_plausible(value) else None for value in measured]
-    ordinary = median([value for value in plausible if value] or [1.0])
-    return [
-        ordinary if value is None else max(min(value, ordinary * MAX_WEIGHT_RATIO), ordinary * min_share)
-        for value in plausible
-    ]
+    plausible = [*map(_plausible_weight, measured)]
+    ordinary = median([*filter(None, plausible)] or [1.0])
+    least = ordinary * min_share
+    most = ordinary * MAX_WEIGHT_RATIO
+    return [ordinary if value is None else max(min(value, most), least) for value in plausible]
 
 
-def _is_plausible(measured: float | None) -> TypeGuard[float]:
-    return measured is not None and 0 <= measured < inf
-
-
-def _clamp_weight(measured: float) -> float:
+def _plausible_weight(measured: float | None) -> float | None:
+    """Return a measurement within the limits of floats; None if it is unknown, negative or not a number."""
+    if measured is None or not 0 <= measured < inf:
+        return None
     return float(max(min(measured, MAX_WEIGHT), MIN_WEIGHT)) if measured else 0.0
 
 
@@ -109,17 +106,17 @@ def _build_scales(
         _scaled_weights(roster, input_checks.check_weights("Option queueWeights", queue_weights)),
         _trusted_capacities(roster, input_checks.check_weights("Option memberWeights", member_weights)),
         [broker_rooms.get(queue.broker) for queue in roster.queues],
-        [own_rooms.get(member) for member in roster.members],
+        list(map(own_rooms.get, roster.members)),
     )
 
 
 def _trusted_capacities(roster: Roster, measured: Mapping[str, float]) -> list[float]:
-    return replace_implausible([measured.get(member) for member in roster.members], min_share=1 / MAX_WEIGHT_RATIO)
+    return replace_implausible(list(map(measured.get, roster.members)), min_share=1 / MAX_WEIGHT_RATIO)
 
 
 def _trusted_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[float]:
     """Return the weights of queues after replacement; a retry queue weighs nothing, even if it was measured."""
-    return replace_implausible([0.0 if _is_retry_queue(queue) else measured.get(queue) for queue in roster.queues])
+    return replace_implausible([0.0 if is_retry_topic(queue.topic) else measured.get(queue) for queue in roster.queues])
 
 
 def _scaled_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int]:
@@ -131,14 +128,11 @@ def _scaled_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int
     unit = sum(weights) / len(weights) / UNITS_PER_MEAN_WEIGHT or 1.0
     floor = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE)
     negligible = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)
-    return [
-        negligible if _is_retry_queue(queue) else round(weight / unit) + floor
-        for queue, weight in zip(roster.queues, weights, strict=True)
-    ]
-
-
-def _is_retry_queue(queue: Queue) -> bool:
-    return queue.topic.startswith(RETRY_TOPIC_PREFIX)
+    scaled = [round(weight / unit) + floor for weight in weights]
+    for index, queue in enumerate(roster.queues):
+        if is_retry_topic(queue.topic):
+            scaled[index] = negligible
+    return scaled
 
 
 class _Reasons:
@@ -148,9 +142,8 @@ class _Reasons:
         self._roster = roster
         self._scales = scales
         self._max_moves = max_moves
-        weights = {
-            weight for queue, weight in zip(roster.queues, scales.weights, strict=True) if not _is_retry_queue(queue)
-        }
+        weighed = zip(roster.queues, scales.weights, strict=True)
+        weights = {weight for queue, weight in weighed if not is_retry_topic(queue.topic)}
         self._has_equal_weights = len(weights) <= 1 and len(set(scales.capacities)) == 1
 
     def reason_of(self, queue: int) -> tuple[str, list[int]]:
@@ -250,16 +243,17 @@ class _ReplacedMeasurements:
         self._capacities = member_weights
         self._used_weights = _trusted_weights(roster, queue_weights)
         self._used_capacities = _trusted_capacities(roster, member_weights)
-        self._measured_queues = [
-            queue for queue in roster.queues if _is_plausible(queue_weights.get(queue)) and not _is_retry_queue(queue)
-        ]
+        self._has_weights = any(map(self._is_measured, roster.queues))
+
+    def _is_measured(self, queue: Queue) -> bool:
+        return not is_retry_topic(queue.topic) and _plausible_weight(self._weights.get(queue)) is not None
 
     def remarks_on(self, queue: int, members: Sequence[int]) -> Iterator[str]:
         """Yield a remark for each replaced measurement that a reason depends on."""
         roster_queue = self._roster.queues[queue]
-        if _is_retry_queue(roster_queue):
+        if is_retry_topic(roster_queue.topic):
             yield "a retry queue has a negligible weight"
-        elif not self._measured_queues:
+        elif not self._has_weights:
             yield "no weights are known, so queues are counted"
         else:
             yield from _describe_replacement("its weight", self._weights.get(roster_queue), self._used_weights[queue])

@@ -5,10 +5,11 @@ such a list.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 
 from rota.model import NO_OWNER, Queue, Roster
 from rota.strategies import input_checks
-from rota.strategies.arrays import Owners, no_owners
+from rota.strategies.arrays import Owners, index_by_item, no_owners
 
 
 def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, int]]]) -> Owners:
@@ -16,8 +17,8 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
 
     Unknown members and queues are ignored; a queue named for two members is a mistake.
     """
-    member_indexes = {name: index for index, name in enumerate(roster.members)}
-    queue_indexes = {queue: index for index, queue in enumerate(roster.queues)}
+    member_indexes = index_by_item(roster.members)
+    queue_indexes = index_by_item(roster.queues)
     owners = no_owners(len(roster.queues))
     claimed: dict[Queue, str] = {}
     if members is None:
@@ -35,8 +36,10 @@ def why_by_config(
     roster: Roster, owners: Owners, queues: Sequence[int], *, members: Mapping[str, Iterable[tuple[str, str, int]]]
 ) -> Iterator[str]:
     """Yield the member for which the policy names the queue."""
-    named = {Queue(*queue): member for member, listed in members.items() for queue in listed}
+    configured: dict[Queue, str] = {}
+    for member, listed in members.items():
+        configured |= dict.fromkeys(starmap(Queue, listed), member)
     for queue in queues:
-        member = named.get(roster.queues[queue])
+        owner = configured.get(roster.queues[queue])
         absent = ", which is not a member" if owners[queue] == NO_OWNER else ""
-        yield (f"the policy names it for {member}{absent}" if member else "the policy names it for no present member")
+        yield f"the policy names it for {owner}{absent}" if owner else "the policy names it for no present member"

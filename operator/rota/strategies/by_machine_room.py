@@ -1,10 +1,12 @@
 """ByMachineRoom: only queues of brokers named `room@broker` in the given rooms. The reference's MACHINE_ROOM."""
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 
-from rota.model import NO_OWNER, Roster, Run
+from rota.model import NO_OWNER, Roster
 from rota.strategies.arrays import Indices, Owners, blocks, indices_of_runs, no_owners
 
 
@@ -13,14 +15,21 @@ def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
 
     As in the reference, the members' own rooms do not count, and queues outside the rooms have no owner.
     """
-    value: object = rooms
-    if isinstance(value, str) or not isinstance(value, Collection) or not all(isinstance(room, str) for room in value):
+    if not _is_list_of_names(rooms):
         raise ValueError("Option rooms must be a list of room names")
     chosen = set(rooms)
     owners = no_owners(len(roster.queues))
-    for indices in _indices_by_topic([run for run in roster.runs if room_of(run.broker) in chosen]):
+    runs_in_rooms = [run for run in roster.runs if room_of(run.broker) in chosen]
+    for _, runs_of_topic in groupby(runs_in_rooms, key=attrgetter("topic")):
+        indices = indices_of_runs(runs_of_topic)
         owners[indices] = _blocks_with_tail(len(indices), len(roster.members))
     return owners
+
+
+def _is_list_of_names(option: object) -> bool:
+    if isinstance(option, str) or not isinstance(option, Collection):
+        return False
+    return all(isinstance(name, str) for name in option)
 
 
 def why_by_machine_room(
@@ -46,13 +55,6 @@ def room_of(broker: str) -> str | None:
     while parts and not parts[-1]:
         parts.pop()
     return parts[0] if len(parts) == 2 else None  # noqa: PLR2004 - room and broker
-
-
-def _indices_by_topic(runs: list[Run]) -> list[Indices]:
-    topics: dict[str, list[Run]] = {}
-    for run in runs:
-        topics.setdefault(run.topic, []).append(run)
-    return [indices_of_runs(of_topic) for of_topic in topics.values()]
 
 
 def _blocks_with_tail(queues: int, members: int) -> Indices:

@@ -6,6 +6,7 @@ CONSISTENT_HASH.
 
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import md5
+from itertools import product
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     if virtualNodes == 0:
         return no_owners(len(roster.queues))
     suffixes = [f"-{number}" for number in range(virtualNodes)]
-    positions = _ring_positions([member + suffix for member in roster.members for suffix in suffixes], hash)
+    positions = _ring_positions([*map("".join, product(roster.members, suffixes))], hash)
     order = np.argsort(positions, kind="stable")
     positions = positions[order]
     is_last = np.append(positions[1:] != positions[:-1], True)  # of virtual nodes at one position, the last one counts

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,21 +20,14 @@ Strategy = Callable[..., Owners]
 def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = None) -> Owners:
     """Call the strategy registered under `name` and return its result if that is valid."""
     strategy = load_strategy(name)
-    result = _call_user_code(
-        f"Custom strategy {name}", "failed", lambda: strategy(copy_for_user_code(roster), **(options or {}))
-    )
+    copied_roster = replace(roster, owners=array("i", roster.owners))  # user code may write into the array
+    result = _call_user_code(f"Custom strategy {name}", "failed", lambda: strategy(copied_roster, **(options or {})))
     return check_owners(name, result, roster)
 
 
-def copy_for_user_code(roster: Roster) -> Roster:
-    """Return a copy of the roster for user code, which may write into the array of present owners."""
-    return replace(roster, owners=array("i", roster.owners))
-
-
 def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
-    """Yield that the custom strategy gives no reason."""
-    for _ in queues:
-        yield f"the custom strategy {name} chose it and gives no reason"
+    """Return for each queue that the custom strategy gives no reason."""
+    return repeat(f"the custom strategy {name} chose it and gives no reason", len(queues))
 
 
 def load_strategy(name: object) -> Strategy:

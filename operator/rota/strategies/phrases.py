@@ -10,7 +10,8 @@ def describe_change(roster: Roster, owners: Owners, queue: int) -> str:
     """Describe a queue's change of owner, without the reason."""
     was = roster.owners[queue]
     now = int(owners[queue])
-    giver, taker = ("no member" if member == NO_OWNER else roster.members[member] for member in (was, now))
-    if was != now:
-        return f"{roster.queues[queue]} goes {'' if was == NO_OWNER else f'from {giver} '}to {taker}"
-    return f"{roster.queues[queue]} {'belongs to' if now == NO_OWNER else 'stays with'} {taker}"
+    owner = "no member" if now == NO_OWNER else roster.members[now]
+    if was == now:
+        return f"{roster.queues[queue]} {'belongs to' if now == NO_OWNER else 'stays with'} {owner}"
+    giver = "" if was == NO_OWNER else f"from {roster.members[was]} "
+    return f"{roster.queues[queue]} goes {giver}to {owner}"

@@ -130,10 +130,12 @@ class Scales:
 
     def _assign_unowned(self, current: Sequence[int]) -> None:
         """Apply the present owners, then assign the queues without an owner, heaviest first."""
+        unowned: list[int] = []
         for queue, owner in enumerate(current):
-            if owner != NO_OWNER:
+            if owner == NO_OWNER:
+                unowned.append(queue)
+            else:
                 self._assign(queue, owner)
-        unowned = [queue for queue, owner in enumerate(current) if owner == NO_OWNER]
         unowned.sort(key=lambda queue: (-self.weights[queue], queue))
         remaining = [queue for queue in unowned if not self._assign_in_room(queue)]
         for queue in remaining:

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rota.model import NO_OWNER, RETRY_TOPIC_PREFIX, Roster
+from rota.model import NO_OWNER, Roster
 from rota.sentences import pluralize
-from rota.strategies.arrays import Indices, Owners, count_equal_before, current_owners, indices_of_runs
+from rota.strategies.arrays import Indices, Owners, count_equal_before, current_owners, indices_of_runs, is_retry_topic
 from rota.strategies.phrases import NO_PREVIOUS_OWNER
 
 # `_deal` uses a table up to this size, which takes a quarter of the time of sorting: 76 µs against 314 µs for 10,000
@@ -28,13 +28,13 @@ SMALL_TABLE_CELLS = 1024
 
 def sticky(roster: Roster) -> Owners:
     """Spread all queues as evenly as possible, with the fewest moves that allow it."""
-    retry_runs = [run for run in roster.runs if run.topic.startswith(RETRY_TOPIC_PREFIX)]
-    if not retry_runs:
-        return _spread(current_owners(roster), np.zeros(len(roster.members), dtype=np.int64))
-    other_runs = [run for run in roster.runs if not run.topic.startswith(RETRY_TOPIC_PREFIX)]
-    owners = current_owners(roster).copy()
     load = np.zeros(len(roster.members), dtype=np.int64)
-    for part in (indices_of_runs(other_runs), indices_of_runs(retry_runs)):
+    retry_queues = indices_of_runs(run for run in roster.runs if is_retry_topic(run.topic))
+    if not len(retry_queues):
+        return _spread(current_owners(roster), load)
+    other_queues = indices_of_runs(run for run in roster.runs if not is_retry_topic(run.topic))
+    owners = current_owners(roster).copy()
+    for part in (other_queues, retry_queues):
         if len(part):
             owners[part] = _spread(owners[part], load)
             load += np.bincount(owners[part], minlength=len(load))
@@ -43,7 +43,7 @@ def sticky(roster: Roster) -> Owners:
 
 def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
     """Yield how many queues the owner keeps in the even spread."""
-    ordinary = np.array([not queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in roster.queues])
+    ordinary = np.array([not is_retry_topic(queue.topic) for queue in roster.queues])
     current = current_owners(roster)
     had = _count_by_member(roster, current[ordinary])
     keeps = _count_by_member(roster, owners[ordinary & (current == owners)])

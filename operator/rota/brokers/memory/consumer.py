@@ -7,7 +7,7 @@ from random import choice
 from msgspec.structs import replace
 
 from rota.brokers.errors import ConsumptionDisabledError, RejectedError, UnreachableError
-from rota.brokers.memory.cluster import LOCK_SECONDS, NAME_SERVER, MemoryCluster
+from rota.brokers.memory.cluster import NAME_SERVER, MemoryCluster
 from rota.brokers.message import Message
 from rota.brokers.port import ADMIT_ALL, RETRY_LEVEL, Admission, Membership, OffsetCorrection, PullResult
 from rota.brokers.rocketmq.wire.messages import ZLIB, java_hash, unpack_body
@@ -25,6 +25,8 @@ class MemoryConsumer:
 
     def __init__(self, cluster: MemoryCluster, member: Membership) -> None:
         self._cluster = cluster
+        self._store = cluster.store
+        self._groups = cluster.groups
         self._member = member
         self._group = member.group
         self._subscriptions = member.topics
@@ -57,18 +59,17 @@ class MemoryConsumer:
         except BaseException:
             self._joined = False
             raise
-        self._cluster.members[self._group].append(self._member)
-        self._cluster.notify_members(self._group)
+        self._groups.members[self._group].append(self._member)
+        self._groups.notify_members(self._group)
 
     async def leave(self) -> None:
         """Leave the group; pulls that wait fail with `UnreachableError`."""
         self._left = True
-        for waiter, (_, consumer) in self._cluster.waiting_pulls.items():
-            if consumer is self and not waiter.done():
-                waiter.set_exception(UnreachableError("The member has closed its connections"))
-        if self._member in self._cluster.members[self._group]:
-            self._cluster.members[self._group].remove(self._member)
-            self._cluster.notify_members(self._group)
+        self._store.disconnect_consumer(self)
+        members = self._groups.members[self._group]
+        if self._member in members:
+            members.remove(self._member)
+            self._groups.notify_members(self._group)
 
     def _check_not_left(self) -> None:
         if self._left:
@@ -84,7 +85,7 @@ class MemoryConsumer:
 
     async def _check_topics(self) -> None:
         await self._check_reachable(NAME_SERVER)
-        if not self._cluster.brokers_of(self._member):
+        if not self._store.brokers_of(self._subscriptions):
             await self._cluster.queues(next(iter(self._subscriptions)))  # raises the reason
 
     async def pull(
@@ -97,7 +98,6 @@ class MemoryConsumer:
         commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
-        """Request messages from an offset on; if the queue has none yet, wait for `wait_seconds`."""
         now = asyncio.get_running_loop().time
         until = now() + wait_seconds
         pulled = await self._fetch(queue, offset, max_messages)
@@ -105,13 +105,13 @@ class MemoryConsumer:
             await self.commit(queue, commit_offset)
         if pulled.next_offset == offset:  # the pull passed over no message either: the queue ends here
             while not (pulled.messages or pulled.correction) and now() < until:
-                await self._cluster.wait_for_messages(queue, self, until - now())
+                await self._store.wait_for_messages(queue, self, until - now())
                 pulled = await self._fetch(queue, offset, max_messages)
         tags = self._tags[queue.topic]
         pulled = self._admit_messages(pulled, admission)
-        return pulled._replace(
-            messages=tuple(message for message in pulled.messages if not tags or message.tag in tags)
-        )
+        if not tags:
+            return pulled
+        return pulled._replace(messages=tuple(message for message in pulled.messages if message.tag in tags))
 
     def _admit_messages(self, pulled: PullResult, admission: Admission) -> PullResult:
         """Unpack the pulled messages up to the limit; end the result before the first that is not admitted."""
@@ -124,7 +124,7 @@ class MemoryConsumer:
         return pulled._replace(messages=tuple(messages))
 
     def _unpack_message(self, message: Message, max_body_bytes: int) -> Message:
-        if message.id not in self._cluster.compressed_ids:
+        if message.id not in self._store.compressed_ids:
             return message
         body, body_error = unpack_body(message.body, ZLIB, max_body_bytes)
         return replace(message, body=body, body_error=body_error)
@@ -132,16 +132,16 @@ class MemoryConsumer:
     async def _fetch(self, queue: Queue, offset: int, max_messages: int) -> PullResult:
         """Read messages like a real broker, which compares only the hashes of tags."""
         group = self._group
-        memory = self._cluster
+        groups = self._groups
         log = await self._messages_of(queue)
-        min_offset = memory.min_offsets[queue]
-        if not memory.require_group(group, queue.broker).consume_enabled:
+        min_offset = self._store.min_offsets[queue]
+        if not groups.require_settings(group, queue.broker).consume_enabled:
             raise ConsumptionDisabledError(f"Consumption of group {group} is disabled on broker {queue.broker}")
         self._check_tag_filter(queue.topic)
         hashes = {*map(java_hash, self._tags[queue.topic])}
-        if queue in memory.reset_queues[group]:
-            memory.reset_queues[group].remove(queue)
-            return PullResult((), memory.committed_offsets[group][queue], min_offset, len(log), OffsetCorrection.RESET)
+        if queue in groups.reset_queues[group]:
+            groups.reset_queues[group].remove(queue)
+            return PullResult((), groups.committed_offsets[group][queue], min_offset, len(log), OffsetCorrection.RESET)
         if not min_offset <= offset <= len(log):
             next_offset = min_offset if offset < min_offset else len(log)
             return PullResult((), next_offset, min_offset, len(log), OffsetCorrection.OUT_OF_RANGE)
@@ -155,39 +155,33 @@ class MemoryConsumer:
                     break
                 messages.append(log[at])
             at += 1
-        memory.pulled_offsets[group][queue] = at
+        groups.pulled_offsets[group][queue] = at
         return PullResult(tuple(messages), at, min_offset, len(log))
 
     async def ping_broker(self, broker: str) -> None:
-        """Raise `UnreachableError` if the broker is down."""
         await self._check_reachable(broker)
 
     async def send_back(self, message: Message, *, delay_level: int = RETRY_LEVEL, max_attempts: int = 16) -> None:
-        """Send a message back for redelivery after a delay, or to the dead-letter topic."""
-        memory = self._cluster
-        group = self._group
         broker = message.queue.broker
         log = await self._messages_of(message.queue)
         if not 0 <= message.offset < len(log):
             raise RejectedError(f"There is no message {message.offset} in {message.queue}")
         stored = log[message.offset]
         dead = delay_level < 0 or stored.reconsume_times >= max_attempts
-        topic, queues = (
-            (DEAD_LETTER_PREFIX, 1) if dead else (RETRY_TOPIC_PREFIX, memory.require_group(group, broker).retry_queues)
-        )
-        queue = choice(memory.create_queues(topic + group, broker, queues))  # noqa: S311 - not a secret
+        prefix = DEAD_LETTER_PREFIX if dead else RETRY_TOPIC_PREFIX
+        queue_count = 1 if dead else self._groups.require_settings(self._group, broker).retry_queues
+        queue = choice(self._store.create_queues(prefix + self._group, broker, queue_count))  # noqa: S311 - not a secret
         retry = {
             "ORIGIN_MESSAGE_ID": f"{stored.commit_log_offset:032X}",
             "RETRY_TOPIC": stored.queue.topic,
             **stored.properties,
         }
         retry |= {"WAIT": "false", "DELAY": str(0 if dead else delay_level or 3 + stored.reconsume_times)}
-        memory.store_message(replace(stored, queue=queue, properties=retry, reconsume_times=stored.reconsume_times + 1))
+        self._store.append(replace(stored, queue=queue, properties=retry, reconsume_times=stored.reconsume_times + 1))
 
     async def committed_offset(self, queue: Queue) -> int | None:
-        """Return the group's committed offset, or None if it never committed."""
         await self._messages_of(queue)
-        return self._cluster.committed_offsets[self._group].get(queue)
+        return self._groups.committed_offsets[self._group].get(queue)
 
     async def commit(self, queue: Queue, offset: int) -> None:
         """Commit an offset for the group; like a real broker, accept it from any client."""
@@ -196,39 +190,24 @@ class MemoryConsumer:
         await self._check_reachable(queue.broker)
         # Check the topic only: the queue may have left the topic.
         self._cluster.require_topic(queue.topic, queue.broker)
-        self._cluster.require_group(self._group, queue.broker, create=False)
-        if queue not in self._cluster.reset_queues[self._group]:
-            self._cluster.committed_offsets[self._group][queue] = offset
+        self._groups.require_settings(self._group, queue.broker, create=False)
+        self._groups.commit(self._group, queue, offset)
 
     async def min_offset(self, queue: Queue) -> int:
-        """Return the offset of a queue's oldest message."""
         await self._messages_of(queue)
-        return self._cluster.min_offsets[queue]
+        return self._store.min_offsets[queue]
 
     async def max_offset(self, queue: Queue) -> int:
-        """Return the offset that a queue's next message will have."""
         return len(await self._messages_of(queue))
 
     async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
-        """Return the offset of the first message that was stored at this time or later."""
         await self._messages_of(queue)
-        return self._cluster.find_offset(queue, timestamp)
+        return self._store.find_offset(queue, timestamp)
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
-        """Request locks on queues of one broker; return the queues that were locked."""
         await self._check_reachable(one_broker(queues))
-        locks = self._cluster.locks
-        client_id = self._member.client_id
-        now = self._cluster.clock()
-        locked: set[Queue] = set()
-        for queue in queues:
-            owner, until = locks.get((self._group, queue), (client_id, now))
-            if owner == client_id or until < now:
-                locks[self._group, queue] = client_id, now + LOCK_SECONDS
-                locked.add(queue)
-        return frozenset(locked)
+        return self._groups.lock(self._group, self._member.client_id, queues)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
-        """Release locks on queues of one broker."""
         await self._check_reachable(one_broker(queues))
         await self._cluster.unlock(self._group, self._member.client_id, queues)

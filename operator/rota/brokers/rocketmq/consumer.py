@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from itertools import product
+from functools import partial
+from itertools import product, starmap
 
 import msgspec
 
@@ -52,34 +53,26 @@ class RocketMQConsumer:
         self._name_servers = config.name_servers
         self._client = RoutingClient(config, self._handle_request, self._on_connected)
         self._started_ms = int(time.time() * 1000)
-        self._subscriptions = {
-            topic: requests.subscription(sub, self._started_ms) for topic, sub in member.topics.items()
-        }
-        self._tags = {sub.topic: frozenset(tags_of(sub)) for sub in member.topics.values() if sub.type == "Tag"}
+        topics = member.topics
+        self._subscriptions = {topic: requests.subscription(sub, self._started_ms) for topic, sub in topics.items()}
+        self._tags = {topic: frozenset(tags_of(sub)) for topic, sub in topics.items() if sub.type == "Tag"}
         self._heartbeat = HeartbeatSender(self._client, member, [*self._subscriptions.values()])
 
     # Membership.
 
     async def check_subscriptions(self) -> None:
-        """Ask the brokers whether they accept the subscriptions; raise `RejectedError` with the reason if not."""
         await self._heartbeat.fetch_routes()
-        checks = [
-            requests.check_client(self._member.client_id, self._member.group, data)
-            for data in self._subscriptions.values()
-            if data.expression_type != "TAG"
-        ]
-        _, failed = await gather_results(
-            self._client.call_or_raise(*call) for call in product(self._client.topic_broker_addresses, checks)
-        )
+        not_by_tag = [data for data in self._subscriptions.values() if not data.is_by_tag]
+        check = partial(requests.check_client, self._member.client_id, self._member.group)
+        calls = product(self._client.topic_brokers, map(check, not_by_tag))
+        _, failed = await gather_results(starmap(self._client.call_or_raise, calls))
         if failed:
             raise failed[0]
 
     async def join(self) -> None:
-        """Register with every broker of the topics and stay registered; retry unreachable brokers later."""
         await self._heartbeat.join()
 
     async def leave(self) -> None:
-        """Unregister from the brokers and close all connections."""
         await self._heartbeat.leave()
 
     def _on_connected(self, address: str, request: Frame) -> None:
@@ -101,7 +94,6 @@ class RocketMQConsumer:
         commit_offset: int | None = None,
         admission: Admission = ADMIT_ALL,
     ) -> PullResult:
-        """Request messages from an offset on; if the queue has none yet, the broker waits for `wait_seconds`."""
         data = self._subscriptions.get(queue.topic)
         if data is None:
             raise ValueError(f"{self._member.group} has not subscribed to {queue.topic}")
@@ -138,7 +130,6 @@ class RocketMQConsumer:
         return PullResult(tuple(messages), next_offset, min_offset, max_offset)
 
     async def send_back(self, message: Message, *, delay_level: int = RETRY_LEVEL, max_attempts: int = 16) -> None:
-        """Send a message back for redelivery after a delay, or to the dead-letter topic."""
         broker = message.queue.broker
         request = requests.send_back(
             self._member.group,
@@ -154,7 +145,6 @@ class RocketMQConsumer:
     # Offsets and locks.
 
     async def committed_offset(self, queue: Queue) -> int | None:
-        """Return the group's committed offset, or None if it never committed."""
         await self._client.require_queue(queue)
         response = await self._client.call(queue.broker, requests.committed_offset(self._member.group, queue))
         never_committed = response.code == ResponseCode.QUERY_NOT_FOUND
@@ -164,19 +154,15 @@ class RocketMQConsumer:
         return None if never_committed else offset
 
     async def commit(self, queue: Queue, offset: int) -> None:
-        """Commit an offset for the group."""
         await self._client.call_or_raise(queue.broker, requests.commit(self._member.group, queue, offset))
 
     async def min_offset(self, queue: Queue) -> int:
-        """Return the offset of a queue's oldest message."""
         return await self._offset(queue, requests.min_offset(queue))
 
     async def max_offset(self, queue: Queue) -> int:
-        """Return the offset that a queue's next message will have."""
         return await self._offset(queue, requests.max_offset(queue))
 
     async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
-        """Return the offset of the first message that was stored at this time or later."""
         return await self._offset(queue, requests.offset_at_time(queue, round(timestamp * 1000)))
 
     async def _offset(self, queue: Queue, request: Frame) -> int:
@@ -187,15 +173,12 @@ class RocketMQConsumer:
         return offset
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
-        """Request locks on queues of one broker; return the queues that were locked."""
         request = requests.lock(self._member.group, self._member.client_id, queues)
-        locked = decode_body(
-            await self._client.call_or_raise(requests.one_broker(queues), request), payloads.LockedQueues
-        )
-        return frozenset(entry.queue for entry in locked.lock_ok_mq_set)
+        response = await self._client.call_or_raise(requests.one_broker(queues), request)
+        locked = decode_body(response, payloads.LockedQueues).lock_ok_mq_set
+        return frozenset(entry.queue for entry in locked)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
-        """Release locks on queues of one broker."""
         request = requests.unlock(self._member.group, self._member.client_id, queues)
         await self._client.call_or_raise(requests.one_broker(queues), request)
 
@@ -225,12 +208,13 @@ class RocketMQConsumer:
     def _on_offsets_reset(self, request: Frame) -> None:
         try:
             offsets = fastjson.decode_json(request.body, payloads.ResetOffsets).offset_table
-            self._member.on_offsets_reset({fastjson.parse_queue(key): offset for key, offset in offsets.items()})
+            self._member.on_offsets_reset(fastjson.parse_queue_table(offsets, int))
         except MalformedFrameError as error:
             _log.warning("A broker's offset reset was ignored, because its offsets cannot be decoded: %s", error)
 
     def _running_info(self, request: Frame) -> Frame:
         data = consumer_data(self._member, self._subscriptions.values())
+        queues = self._member.get_queues()
         info = payloads.RunningInfo(
             properties={
                 "consumerGroup": data.group_name,
@@ -244,19 +228,15 @@ class RocketMQConsumer:
                 "PROP_THREADPOOL_CORE_SIZE": "1",
             },
             subscription_set=data.subscription_data_set,
-            mq_table=fastjson.encode_queue_table(
-                {queue: _to_queue_info(consumed) for queue, consumed in self._member.get_queues().items()}
-            ),
+            mq_table=fastjson.encode_queue_table({queue: _to_queue_info(queues[queue]) for queue in queues}),
         )
         return request.make_response(ResponseCode.SUCCESS, msgspec.json.encode(info))
 
     def _status(self, request: Frame) -> Frame:
-        offsets = fastjson.encode_queue_table(
-            {queue: consumed.committed_offset for queue, consumed in self._member.get_queues().items()}
-        )
-        return request.make_response(
-            ResponseCode.SUCCESS, msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=offsets))
-        )
+        queues = self._member.get_queues()
+        offsets = fastjson.encode_queue_table({queue: queues[queue].committed_offset for queue in queues})
+        body = msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=offsets))
+        return request.make_response(ResponseCode.SUCCESS, body)
 
 
 def _to_queue_info(consumed: ConsumedQueue) -> payloads.QueueInfo:

@@ -27,6 +27,7 @@ class HeartbeatSender:
         self._client = client
         self._member = member
         self._subscriptions = subscriptions
+        self._topics = [subscription.topic for subscription in subscriptions]
         self._joined = False
         self._left = False
         self._periodic_task: asyncio.Task[None] | None = None
@@ -65,10 +66,9 @@ class HeartbeatSender:
     async def fetch_routes(self) -> None:
         """Fetch the routes of all topics; missing topics are fetched again later, but raise if none has a broker."""
         self._check_not_left()
-        topics = [subscription.topic for subscription in self._subscriptions]
-        await self._client.refresh(topics)
-        if not self._client.topic_broker_addresses:
-            await self._client.fetch_route(topics[0])  # raises the reason
+        await self._client.refresh(self._topics)
+        if not self._client.topic_brokers:
+            await self._client.fetch_route(self._topics[0])  # raises the reason
         self._check_not_left()
 
     def on_connected(self, address: str, request: Frame) -> None:
@@ -98,9 +98,8 @@ class HeartbeatSender:
     async def _check_group_exists(self) -> None:
         """Raise if a broker lacks the group: without automatic creation it accepts heartbeats, but discards them."""
         request = requests.group_config(self._member.group)
-        _, failed = await gather_results(
-            self._client.call_or_raise(broker, request) for broker in self._client.topic_broker_addresses
-        )
+        brokers = self._client.topic_brokers
+        _, failed = await gather_results(self._client.call_or_raise(broker, request) for broker in brokers)
         for error in failed:
             if not isinstance(error, UnreachableError):
                 raise error
@@ -115,7 +114,7 @@ class HeartbeatSender:
             try:
                 addresses = self._replica_addresses()
                 await self._send_heartbeats(addresses)
-                await self._client.refresh(subscription.topic for subscription in self._subscriptions)
+                await self._client.refresh(self._topics)
                 await self._send_heartbeats(self._replica_addresses() - addresses)
             except Exception:  # noqa: BLE001 - a bug here must not make the member go offline silently
                 _log.exception(
@@ -147,9 +146,9 @@ class HeartbeatSender:
     def _heartbeat_request(self) -> Frame:
         return requests.heartbeat(self._member.client_id, consumer_data(self._member, self._subscriptions))
 
-    def _replica_addresses(self) -> set[str]:
+    def _replica_addresses(self) -> frozenset[str]:
         """Return the addresses of all replicas of all brokers of the topics."""
-        return {address for ids in self._client.topic_broker_addresses.values() for address in ids.values()}
+        return self._client.addresses(self._client.topic_brokers)
 
     async def _send_request(self, address: str, request: Frame) -> bool:
         """Send a request to an address; log a failure, and return whether the request succeeded."""

@@ -30,7 +30,7 @@ def check_addresses(addresses: Addresses) -> Addresses:
         if len(replicas) > MAX_BROKER_REPLICAS:
             limit = f"at most {MAX_BROKER_REPLICAS} are supported"
             raise MalformedResponseError(f"The name server lists {len(replicas):,} replicas of one broker; {limit}")
-        if any(len(address) > MAX_ADDRESS_CHARACTERS for address in replicas.values()):
+        if max(map(len, replicas.values()), default=0) > MAX_ADDRESS_CHARACTERS:
             raise MalformedResponseError(f"A broker's address is longer than {MAX_ADDRESS_CHARACTERS} characters")
     return addresses
 
@@ -82,7 +82,7 @@ class RouteCache:
     @property
     def brokers(self) -> set[str]:
         """The brokers of all cached routes."""
-        return {broker for route in self._routes.values() for broker in route.brokers}
+        return set().union(*(route.brokers for route in self._routes.values()))
 
     def mark_requested(self, topic: str, now: float) -> None:
         """Record that a topic's route is requested now."""
@@ -148,16 +148,15 @@ class BrokerCache:
         """Evict replicas that were not listed for EVICT_UNLISTED_SECONDS; `listed` is one server's current list."""
         previous = self._unlisted_since
         self._unlisted_since = {}
-        for name, number in [(name, number) for name, replicas in self.addresses.items() for number in replicas]:
-            if number in listed.get(name, {}):
-                continue
-            since = previous.get((name, number), now)
-            if now - since < EVICT_UNLISTED_SECONDS:
-                self._unlisted_since[name, number] = since
-                continue
-            del self.addresses[name][number]
-            if not self.addresses[name]:
-                del self.addresses[name]
+        for name, replicas in [*self.addresses.items()]:
+            for number in replicas.keys() - listed.get(name, {}).keys():
+                since = previous.get((name, number), now)
+                if now - since < EVICT_UNLISTED_SECONDS:
+                    self._unlisted_since[name, number] = since
+                    continue
+                del replicas[number]
+                if not replicas:
+                    del self.addresses[name]
 
     def mark_all_listed(self) -> None:
         """Treat all replicas as listed, because no name server answered."""

@@ -57,7 +57,8 @@ class NameServers:
                     except BrokerError as error:
                         failed.append(error)
                     else:
-                        self._prefer(address)
+                        self.addresses.remove(address)
+                        self.addresses.insert(0, address)
                         return response
         finally:
             for task in pending:
@@ -71,10 +72,6 @@ class NameServers:
             raise error_of(f"The name server {address}", response)
         return response
 
-    def _prefer(self, address: str) -> None:
-        self.addresses.remove(address)
-        self.addresses.insert(0, address)
-
     async def _find_topic(self, topic: str, known_brokers: Collection[str]) -> Frame:
         """Ask all name servers for a topic that one of them does not know.
 
@@ -82,10 +79,11 @@ class NameServers:
         has. A server that has just started lists no brokers at first, then some, and their topics along with them.
         """
         responses, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
-        all_brokers = {*known_brokers}.union(*(listed for listed, _ in responses))
-        for _, response in responses:
+        all_brokers = set(known_brokers)
+        for listed, response in responses:
             if response.code == ResponseCode.SUCCESS:
                 return response
+            all_brokers |= listed
         if all_brokers and any(listed >= all_brokers for listed, _ in responses):
             raise NotFoundError(f"There is no topic {topic}")
         raise UnreachableError(f"No name server lists all brokers yet, so it is unknown whether topic {topic} exists")
@@ -103,5 +101,7 @@ def _parse_brokers(response: Frame) -> Addresses:
 
 def _choose_error(failed: Sequence[BrokerError]) -> BrokerError:
     """Return the error if no name server gave a usable response: a rejection, such as denied access, comes first."""
-    rejections = (error for error in failed if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES)
-    return next(rejections, UnreachableError(f"No name server responds: {'; '.join(map(str, failed))}"))
+    for error in failed:
+        if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES:
+            return error
+    return UnreachableError(f"No name server responds: {'; '.join(map(str, failed))}")

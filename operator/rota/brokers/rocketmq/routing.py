@@ -24,7 +24,7 @@ from rota.brokers.rocketmq.transport.connection_pool import CALL_SECONDS, Connec
 from rota.brokers.rocketmq.transport.frame_budget import FrameBudget
 from rota.brokers.rocketmq.transport.responses import gather_results, require_success
 from rota.brokers.rocketmq.wire import payloads
-from rota.brokers.rocketmq.wire.codes import MASTER_ID, NOT_IDEMPOTENT, READ_PERMISSION, RequestCode
+from rota.brokers.rocketmq.wire.codes import MASTER_ID, NOT_IDEMPOTENT, RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.model import Queue
@@ -81,28 +81,27 @@ class RoutingClient:
         cached = self._routes.get(topic)
         self._routes.mark_requested(topic, _loop_time())
         try:
-            response = await self._name_servers.fetch_route(topic, cached.brokers if cached else self._addresses)
+            response = await self._name_servers.fetch_route(
+                topic, cached.brokers if cached else self._brokers.addresses
+            )
         except NotFoundError:
             self._routes.forget(topic)
             raise
         route = _parse_route(topic, response)
         self._routes.learn(route)
         self._topic_brokers |= route.brokers
-        self._update_addresses({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
+        self._update_addresses(response.addresses)
         return route
 
     @property
-    def _addresses(self) -> Addresses:
-        return self._brokers.addresses
-
-    @property
-    def topic_broker_addresses(self) -> Addresses:
-        """Addresses of the brokers of all topics whose routes were requested."""
-        return {name: self._addresses[name] for name in sorted(self._topic_brokers)}
+    def topic_brokers(self) -> list[str]:
+        """The brokers of all topics whose routes were requested."""
+        return sorted(self._topic_brokers)
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
         """Return the known addresses of these brokers' replicas."""
-        return frozenset(address for name in brokers for address in self._addresses.get(name, {}).values())
+        replicas = [self._brokers.addresses.get(name, {}) for name in brokers]
+        return frozenset().union(*map(dict.values, replicas))
 
     async def fetch_brokers(self) -> Addresses:
         """Fetch and return all brokers; evict replicas that have not been listed for EVICT_UNLISTED_SECONDS."""
@@ -124,8 +123,8 @@ class RoutingClient:
         self._brokers.learn(listed)
         if self._brokers.is_full:
             self._brokers.trim(self._routes.brokers)
-        self._topic_brokers &= self._addresses.keys()
-        self.connections.close_others({*self.addresses(self._addresses), *self._name_servers.addresses})
+        self._topic_brokers &= self._brokers.addresses.keys()
+        self.connections.close_others({*self.addresses(self._brokers.addresses), *self._name_servers.addresses})
 
     async def _look_up_brokers(self) -> None:
         """Fetch all brokers, at most once in LOOKUP_INTERVAL_SECONDS; concurrent callers wait for the same response."""
@@ -140,9 +139,9 @@ class RoutingClient:
 
     async def master_address(self, broker: str) -> str:
         """Return the address of a broker's master; look up all brokers if it is not cached."""
-        if MASTER_ID not in self._addresses.get(broker, {}):
+        if MASTER_ID not in self._brokers.addresses.get(broker, {}):
             await self._look_up_brokers()
-        replicas = self._addresses.get(broker)
+        replicas = self._brokers.addresses.get(broker)
         if not replicas:
             raise UnreachableError(f"No name server lists broker {broker} at the moment")
         if MASTER_ID not in replicas:
@@ -162,7 +161,7 @@ class RoutingClient:
             with suppress(BrokerError, TimeoutError):
                 async with asyncio.timeout(min(seconds, CALL_SECONDS)):
                     await self._look_up_brokers()
-            new_address = self._addresses.get(broker, {}).get(MASTER_ID, address)
+            new_address = self._brokers.addresses.get(broker, {}).get(MASTER_ID, address)
             may_repeat = isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT
             if new_address == address or not may_repeat:
                 raise
@@ -199,10 +198,6 @@ class RoutingClient:
         """Fetch the routes of topics and all brokers again; a failed request leaves its cached data unchanged."""
         await gather_results([*map(self.fetch_route, topics), self.fetch_brokers()])
 
-    def reconnect(self) -> None:
-        """Use new connections from now on; present ones end when their pending requests do."""
-        self.connections.renew()
-
     def close(self) -> None:
         """Close all connections."""
         self.connections.close()
@@ -210,9 +205,9 @@ class RoutingClient:
 
 def _describe_request(request: Frame) -> str:
     """Return a readable name of a request with its topic and group, for error messages."""
-    names = (request.fields.get(name) for name in ("topic", "consumerGroup", "group"))
-    subject = " ".join(name for name in names if name)
-    return " of ".join(filter(None, (RequestCode(request.code).name, subject)))
+    name = RequestCode(request.code).name
+    subject = " ".join(filter(None, map(request.fields.get, ("topic", "consumerGroup", "group"))))
+    return f"{name} of {subject}" if subject else name
 
 
 def _parse_route(topic: str, response: payloads.TopicRoute) -> Route:
@@ -221,20 +216,19 @@ def _parse_route(topic: str, response: payloads.TopicRoute) -> Route:
             f"Topic {topic} is a static topic (its queues are mapped to brokers one by one); "
             "Rota does not support static topics"
         )
-    readable = [data for data in response.queue_datas if data.perm & READ_PERMISSION and data.read_queue_nums > 0]
-    brokers = max(len(readable), len(response.broker_datas))
-    if brokers > MAX_TOPIC_BROKERS:
-        problem = f"The route of topic {topic} names {brokers:,} brokers; at most {MAX_TOPIC_BROKERS:,} are supported"
+    readable = [data for data in response.queue_datas if data.is_readable]
+    count = max(len(readable), len(response.broker_datas))
+    if count > MAX_TOPIC_BROKERS:
+        problem = f"The route of topic {topic} names {count:,} brokers; at most {MAX_TOPIC_BROKERS:,} are supported"
         raise MalformedResponseError(problem)
-    addresses = check_addresses({broker.broker_name: broker.broker_addrs for broker in response.broker_datas})
-    names = Counter(data.broker_name for data in readable)
-    for name in names:
+    addresses = check_addresses(response.addresses)
+    queue_counts = {data.broker_name: data.read_queue_nums for data in readable}
+    for name in queue_counts:
         check_broker_name(name)
-    duplicates = [name for name, times in names.items() if times > 1]
-    if duplicates:
-        raise MalformedResponseError(f"The route of topic {topic} lists broker {duplicates[0]} twice")
-    counts = {data.broker_name: data.read_queue_nums for data in readable}
-    return Route(topic, counts, frozenset(addresses))
+    for name, times in Counter(data.broker_name for data in readable).items():
+        if times > 1:
+            raise MalformedResponseError(f"The route of topic {topic} lists broker {name} twice")
+    return Route(topic, queue_counts, frozenset(addresses))
 
 
 def _loop_time() -> float:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from rota.brokers.errors import BrokerError, NotFoundError
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Brokers
-from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.brokers import RocketMQBrokers
 from rota.brokers.rocketmq.wire.addresses import split_address
 from rota.cli.console.inputs import display_name, load_group_and_policy
 from rota.documents import Assignment, Share, encode_assignment
@@ -137,7 +137,7 @@ async def _connect_memory(group: GroupSpec) -> MessageSource:
 
 def _connect_rocketmq(identity: PodIdentity, group: GroupSpec) -> MessageSource:
     access = SecretFiles(identity)
-    return MessageSource(AdminClient(access.connection_config(group.broker.rocketmq)), rocketmq_connector(access))
+    return MessageSource(RocketMQBrokers(access.connection_config(group.broker.rocketmq)), rocketmq_connector(access))
 
 
 class _LocalConfigWriter:

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 
 from rota.brokers.errors import BrokerError, NotFoundError
-from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.brokers import RocketMQBrokers
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.wire.addresses import split_address
 from rota.model import Queue
@@ -26,26 +26,26 @@ def read_broker_snapshot(name_server: str, group: str, topics: list[str]) -> Bro
         if is_ambiguous or split_address(server) is None:
             raise ValueError(f"--name-server {server!r} cannot be read: write it as host:9876")
     try:
-        return asyncio.run(_read_snapshot(AdminClient(ConnectionConfig(servers)), group, topics))
+        return asyncio.run(_read_snapshot(RocketMQBrokers(ConnectionConfig(servers)), group, topics))
     except BrokerError as error:
         raise ValueError(f"{error} (--name-server {name_server})") from None
 
 
-async def _read_snapshot(admin: AdminClient, group: str, topics: list[str]) -> BrokerSnapshot:
+async def _read_snapshot(client: RocketMQBrokers, group: str, topics: list[str]) -> BrokerSnapshot:
     try:
-        queues = [queue for topic in topics for queue in await _topic_queues(admin, topic)]
+        queues = [queue for topic in topics for queue in await _topic_queues(client, topic)]
         brokers = sorted({queue.broker for queue in queues})
         online: set[str] = set()
         if group:
             for broker in brokers:
-                online.update(peer.client_id for peer in await admin.online_consumers(group, broker))
+                online.update(peer.client_id for peer in await client.online_consumers(group, broker))
         return BrokerSnapshot(queues, sorted(online))
     finally:
-        await admin.close()
+        await client.close()
 
 
-async def _topic_queues(admin: AdminClient, topic: str) -> tuple[Queue, ...]:
+async def _topic_queues(client: RocketMQBrokers, topic: str) -> tuple[Queue, ...]:
     try:
-        return await admin.queues(topic)
+        return await client.queues(topic)
     except NotFoundError:
         return ()

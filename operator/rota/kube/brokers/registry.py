@@ -9,7 +9,7 @@ from typing import Any
 from rota.aio import supervise
 from rota.brokers.errors import BrokerError
 from rota.brokers.port import BrokerGroupSettings, Brokers, OnlineConsumer
-from rota.brokers.rocketmq.admin import AdminClient
+from rota.brokers.rocketmq.brokers import RocketMQBrokers
 from rota.brokers.rocketmq.routing import ConnectionConfig
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
 from rota.kube.brokers.bindings import (
@@ -73,7 +73,7 @@ class BrokerRegistry:
     def __init__(
         self,
         api: Api,
-        connect: Callable[[ConnectionConfig], Brokers] = AdminClient,
+        connect: Callable[[ConnectionConfig], Brokers] = RocketMQBrokers,
         *,
         quota: QueueQuota | None = None,
         address_policy: AddressPolicy | None = None,

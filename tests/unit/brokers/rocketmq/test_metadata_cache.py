@@ -8,7 +8,7 @@ import pytest
 from brokers.scripted import Names, Replicas, Server, a_broker, a_server, an_answer, until
 from rota.brokers.errors import BrokerError, MalformedResponseError
 from rota.brokers.port import Membership
-from rota.brokers.rocketmq.admin import MAX_ONLINE_CONSUMERS, AdminClient
+from rota.brokers.rocketmq.brokers import MAX_ONLINE_CONSUMERS, RocketMQBrokers
 from rota.brokers.rocketmq.heartbeat import HeartbeatSender
 from rota.brokers.rocketmq.metadata_cache import (
     MAX_ADDRESS_CHARACTERS,
@@ -62,7 +62,7 @@ async def client(broker: Server) -> AsyncIterator[RoutingClient]:
 
 
 def remembered_replicas(client: RoutingClient) -> int:
-    return sum(map(len, client._addresses.values()))
+    return sum(map(len, client._brokers.addresses.values()))
 
 
 async def test_name_server_with_other_brokers_in_each_list_does_not_fill_the_memory(
@@ -85,7 +85,7 @@ async def test_name_server_with_other_brokers_in_each_route_does_not_fill_the_me
         await client.call("real", Frame(code=RequestCode.GET_BROKER_CONFIG))
         await client.fetch_route(f"topic-{number}")
         assert remembered_replicas(client) <= MAX_REPLICAS
-        assert len(client.topic_broker_addresses) <= MAX_REPLICAS
+        assert len(client.topic_brokers) <= MAX_REPLICAS
     assert broker.connections == 1, "the address was never forgotten"
     assert len(client.connections._states) == 2
 
@@ -176,11 +176,11 @@ async def test_response_that_is_an_error_has_a_short_message(long_part: str) -> 
         return an_answer(frame, code=ResponseCode.NO_PERMISSION, remark=text)
 
     async with a_server(respond) as broker, a_server(Names({"a": {0: broker.address}})) as names:
-        admin = AdminClient(ConnectionConfig([names.address]))
+        client = RocketMQBrokers(ConnectionConfig([names.address]))
         with pytest.raises(BrokerError, match="very long very long") as raised:
-            await admin.committed_offset("shop", Queue("orders", "a", 0))
+            await client.committed_offset("shop", Queue("orders", "a", 0))
         assert len(str(raised.value)) < MAX_REASON_CHARACTERS + 100
-        await admin.close()
+        await client.close()
 
 
 async def test_response_with_very_many_consumers_is_malformed() -> None:
@@ -190,13 +190,13 @@ async def test_response_with_very_many_consumers_is_malformed() -> None:
         a_server(lambda frame: an_answer(frame, peers)) as broker,
         a_server(Names({"a": {0: broker.address}})) as names,
     ):
-        admin = AdminClient(ConnectionConfig([names.address]))
+        client = RocketMQBrokers(ConnectionConfig([names.address]))
         with pytest.raises(
             MalformedResponseError,
             match=r"^Broker a lists 20,001 consumers of group shop; at most 20,000 are supported$",
         ):
-            await admin.online_consumers("shop", "a")
-        await admin.close()
+            await client.online_consumers("shop", "a")
+        await client.close()
 
 
 async def test_heartbeat_to_addresses_that_change_keeps_no_finished_tasks(broker: Server) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 # Metadata servers of clouds whose addresses are not link-local.
 METADATA_SERVERS = {"fd00:ec2::254", "fd20:ce::254", "168.63.129.16", "100.100.100.200", "192.0.0.192"}
-EMBEDDING_NETWORKS = [ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96")]  # IPv4 in the last 32 bits
+EMBEDDING_NETWORKS = [*map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96"))]  # IPv4 in the last 32 bits
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -25,8 +25,9 @@ class AddressPolicy(NamedTuple):
             return False
         if address.is_reserved or str(address) in METADATA_SERVERS:
             return False
-        if any(ipaddress.ip_address(ip) == address and port == ip_port for ip, ip_port in self.forbidden):
-            return False
+        for ip, forbidden_port in self.forbidden:
+            if ipaddress.ip_address(ip) == address and forbidden_port == port:
+                return False
         return any(address in network for network in self.networks)
 
 
@@ -35,15 +36,16 @@ def _unwrapped(address: Address) -> Address:
     if isinstance(address, ipaddress.IPv6Address):
         if embedded := address.ipv4_mapped or address.sixtofour:
             return embedded
-        if any(address in network for network in EMBEDDING_NETWORKS) and int(address) & 0xFFFFFFFF > 1:
-            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        last_bits = int(address) & 0xFFFFFFFF
+        if last_bits > 1 and any(address in network for network in EMBEDDING_NETWORKS):
+            return ipaddress.IPv4Address(last_bits)
     return address
 
 
 def read_networks(texts: Iterable[str]) -> list[Network]:
     """Parse networks, also comma-separated ones; raise ValueError with a sentence for users."""
     networks: list[Network] = []
-    for text in (part.strip() for entry in texts for part in entry.split(",") if part.strip()):
+    for text in filter(None, map(str.strip, ",".join(texts).split(","))):
         try:
             networks.append(ipaddress.ip_network(text))
         except ValueError as error:

@@ -5,28 +5,20 @@ connection breaks, all pending requests fail at once, because no response can ar
 """
 
 import asyncio
-import errno
-import ipaddress
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from math import inf
 
 import msgspec
 
 from rota.aio import call_after_pending_input
 from rota.brokers.errors import UnreachableError
-from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
 from rota.brokers.rocketmq.transport.frame_budget import MAX_UNRESERVED_BYTES, FrameAccount, FrameReservation
-from rota.brokers.rocketmq.wire.addresses import split_address
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameError, encode
 
-CONNECT_SECONDS = 3.0
-NEXT_ADDRESS_SECONDS = 0.25  # until the next address of a host name is tried: the first one may be dead
 # If requests time out and no whole frame arrives for so long, the connection is closed. The second limit applies within
 # an incomplete frame: one with a wrong length would swallow all later responses.
 SILENT_SECONDS = 30.0
@@ -44,26 +36,44 @@ class NotSentError(UnreachableError):
     """The request was not sent, so the peer cannot have executed it."""
 
 
-async def _resolve_allowed_addresses(host: str, port: int, policy: AddressPolicy) -> list[str]:
-    """Return the IP addresses of a host that the policy allows; raise an OSError if it allows none."""
-    resolved = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(socket_address[0]) for *_, socket_address in resolved))
-    allowed = [address for address in addresses if policy.allows(address, port)]
-    if not allowed:
-        raise OSError(errno.EACCES, f"--broker-networks does not allow {', '.join(addresses)}, port {port}")
-    return allowed
+class _ReadFlow:
+    """Pauses reading from the peer while its large frame waits for memory, or while it does not read itself."""
 
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.reservation: FrameReservation | None = None  # of the incomplete frame, if it is a large one
+        self._is_peer_reading = True
 
-def _is_ip_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
+    def reserve(self, frame_account: FrameAccount, size_bytes: int, on_rejected: Callable[[str], None]) -> None:
+        """Pause reading until the budget has room for the large frame that has begun."""
+        self.reservation = frame_account.reserve(size_bytes, self._resume, on_rejected)
+        if not self.reservation.granted and self.transport:
+            self.transport.pause_reading()
+
+    def release(self) -> None:
+        """End the reservation: the frame is complete, or the connection is closed."""
+        reservation = self.reservation
+        self.reservation = None
+        if reservation:
+            reservation.release()
+
+    def set_peer_reading(self, *, is_reading: bool) -> None:
+        """Pause while the peer does not read: responses to its requests would pile up."""
+        self._is_peer_reading = is_reading
+        if is_reading:
+            self._resume()
+        elif self.transport:
+            self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        """Resume reading unless another reason to pause remains."""
+        has_room = self.reservation is None or self.reservation.granted
+        if self.transport and has_room and self._is_peer_reading:
+            self.transport.resume_reading()
 
 
 class Connection(asyncio.Protocol):
-    """One connection, created by `open`; `close_reason` is empty while it is open, then the reason."""
+    """One connection; `close_reason` is empty while it is open, then the reason."""
 
     def __init__(self, address: str, handle_request: RequestHandler, frame_account: FrameAccount | None = None) -> None:
         self.address = address
@@ -73,77 +83,22 @@ class Connection(asyncio.Protocol):
         self._handle_request = handle_request
         self._decoder = Decoder()
         self._frame_account = frame_account
-        self._reservation: FrameReservation | None = None  # of the incomplete frame, if it is a large one
+        self._read_flow = _ReadFlow()
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._last_opaque = 0
         self._silent_since = inf  # start of the oldest request that timed out since the last frame
         self._pending_close_reason = ""
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
-        self._is_writing_paused = False
-
-    @classmethod
-    async def open(
-        cls,
-        address: str,
-        handle_request: RequestHandler,
-        tls: ssl.SSLContext | None = None,
-        policy: AddressPolicy | None = None,
-        *,
-        frame_account: FrameAccount | None = None,
-    ) -> "Connection":
-        """Connect; raise `UnreachableError` if that fails or the policy forbids the address.
-
-        With `frame_account`, a large frame is read only once the budget has room for it.
-        """
-        endpoint = split_address(address)
-        if endpoint is None:
-            raise NotSentError(f"{address!r} is not a valid address; write it as host:port")
-        host, port = endpoint
-        create = partial(cls, address, handle_request, frame_account)
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                if policy:
-                    return await cls._open_allowed(host, port, create, tls, policy)
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    create,
-                    host,
-                    port,
-                    ssl=tls,
-                    # A cancelled happy-eyeballs race leaks a socket, so a single address does not start one.
-                    happy_eyeballs_delay=None if _is_ip_address(host) else NEXT_ADDRESS_SECONDS,
-                )
-        except TimeoutError:
-            raise NotSentError(f"{address} did not accept a connection within {CONNECT_SECONDS:g} s") from None
-        except OSError as error:
-            raise NotSentError(f"{address} cannot be reached: {error.strerror or error}") from None
-        except ValueError:  # the host name is invalid
-            raise NotSentError(f"{address!r} is not a valid address; write it as host:port") from None
-        return connection
-
-    @staticmethod
-    async def _open_allowed(
-        host: str, port: int, create: Callable[[], "Connection"], tls: ssl.SSLContext | None, policy: AddressPolicy
-    ) -> "Connection":
-        """Connect to the first allowed address that answers; the timeout is divided among the addresses."""
-        addresses = await _resolve_allowed_addresses(host, port, policy)
-        last_error: OSError = TimeoutError()
-        for address in addresses:
-            try:
-                async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
-                    _, connection = await asyncio.get_running_loop().create_connection(
-                        create, address, port, ssl=tls, server_hostname=host if tls else None
-                    )
-                    return connection
-            except OSError as error:  # includes TimeoutError
-                last_error = error
-        raise last_error
 
     async def call(self, request: Frame, seconds: float) -> Frame:
         """Send a request and return its response, also one with an error code."""
         loop = asyncio.get_running_loop()
-        number = self._next_opaque()
-        self._send(msgspec.structs.replace(request, opaque=number))
+        if self.close_reason:
+            raise NotSentError(f"{self.address} closed the connection: {self.close_reason}")
+        number = self._last_opaque % MAX_OPAQUE + 1
+        self._last_opaque = number
+        self._write(msgspec.structs.replace(request, opaque=number))
         response: asyncio.Future[Frame] = loop.create_future()
         self._pending[number] = response
         # Costs a third of `asyncio.timeout`, and accepts a response that has arrived but was not read yet.
@@ -155,10 +110,6 @@ class Connection(asyncio.Protocol):
             self._pending.pop(number, None)
             self._close_if_idle()
 
-    def _next_opaque(self) -> int:
-        self._last_opaque = self._last_opaque % MAX_OPAQUE + 1
-        return self._last_opaque
-
     def _on_timeout(self, response: "asyncio.Future[Frame]", seconds: float) -> None:
         """Fail a request that timed out; close the connection if no whole frame has arrived for too long."""
         if response.done():
@@ -169,15 +120,6 @@ class Connection(asyncio.Protocol):
         silent_for = now - self._silent_since
         if silent_for >= (INCOMPLETE_FRAME_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
             self.close(f"no complete frame arrived for {silent_for:.0f} s")
-
-    def send_one_way(self, request: Frame) -> None:
-        """Send a one-way request."""
-        self._send(msgspec.structs.replace(request.as_one_way(), opaque=self._next_opaque()))
-
-    def _send(self, frame: Frame) -> None:
-        if self.close_reason:
-            raise NotSentError(f"{self.address} closed the connection: {self.close_reason}")
-        self._write(frame)
 
     def _write(self, frame: Frame) -> None:
         """Queue a frame; all frames of one event loop turn are written at once, since each write wakes the peer.
@@ -215,6 +157,7 @@ class Connection(asyncio.Protocol):
         """Store the transport; enable TCP keepalive to detect a vanished peer."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_connection passes no other
         self._transport = transport
+        self._read_flow.transport = transport
         sock = transport.get_extra_info("socket")
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -230,28 +173,16 @@ class Connection(asyncio.Protocol):
         except MalformedFrameError as error:
             self.close(str(error))
             return
-        if self._frame_account and self._reservation is None and self._decoder.announced_bytes > MAX_UNRESERVED_BYTES:
-            self._reserve_memory(self._frame_account)
-
-    def _reserve_memory(self, frame_account: FrameAccount) -> None:
-        """Pause reading until the budget has room for the large frame that has begun."""
-        if self.close_reason:
-            return
-        self._reservation = frame_account.reserve(self._decoder.announced_bytes, self._resume_reading, self.close)
-        if not self._reservation.granted and self._transport:
-            self._transport.pause_reading()
-
-    def _release_memory(self) -> None:
-        reservation = self._reservation
-        self._reservation = None
-        if reservation:
-            reservation.release()
+        if self._frame_account and self._read_flow.reservation is None and not self.close_reason:
+            announced_bytes = self._decoder.announced_bytes
+            if announced_bytes > MAX_UNRESERVED_BYTES:
+                self._read_flow.reserve(self._frame_account, announced_bytes, self.close)
 
     def _on_frame(self, frame: Frame) -> None:
         self.has_received = True
         self._silent_since = inf
-        if self._reservation:
-            self._release_memory()
+        if self._read_flow.reservation:
+            self._read_flow.release()
         if not frame.is_response:
             self._answer_request(frame)
             return
@@ -275,21 +206,12 @@ class Connection(asyncio.Protocol):
                 )
 
     def pause_writing(self) -> None:
-        """Pause reading from a peer that does not read: responses to its requests would pile up."""
-        self._is_writing_paused = True
-        if self._transport:
-            self._transport.pause_reading()
+        """Stop reading from a peer that does not read."""
+        self._read_flow.set_peer_reading(is_reading=False)
 
     def resume_writing(self) -> None:
         """Resume reading once the peer reads again."""
-        self._is_writing_paused = False
-        self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        """Resume reading unless another reason to pause remains."""
-        has_room = self._reservation is None or self._reservation.granted
-        if self._transport and has_room and not self._is_writing_paused:
-            self._transport.resume_reading()
+        self._read_flow.set_peer_reading(is_reading=True)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Fail all pending requests."""
@@ -300,7 +222,7 @@ class Connection(asyncio.Protocol):
             self.close_reason = reason
             self.closed_at = asyncio.get_running_loop().time()
             self._decoder = Decoder()  # frees the buffer of an incomplete frame
-            self._release_memory()
+            self._read_flow.release()
         pending = self._pending
         self._pending = {}
         for response in pending.values():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport.address_policy import AddressPolicy
 from rota.brokers.rocketmq.transport.connection import Connection, NotSentError, RequestHandler
+from rota.brokers.rocketmq.transport.connector import open_connection
 from rota.brokers.rocketmq.transport.frame_budget import FrameAccount, FrameBudget
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
@@ -105,7 +106,8 @@ class ConnectionPool:
             raise type(error)(f"{address} does not respond") from None
 
     async def _call(self, address: str, request: Frame, seconds: float) -> Frame:
-        request = self._signed(request)
+        if self._credentials:
+            request = signed(request, self._credentials())
         connection = await self._open(address, request)
         response = await connection.call(request, seconds)
         state = self._states.get(address)
@@ -113,10 +115,6 @@ class ConnectionPool:
             state.retire(connection, "the peer is shutting down (GO_AWAY)")
             response = await (await self._open(address, request)).call(request, seconds)
         return response
-
-    async def send_one_way(self, address: str, request: Frame) -> None:
-        """Send a one-way request to an address."""
-        (await self._open(address, request)).send_one_way(self._signed(request))
 
     def close_others(self, kept_addresses: Iterable[str]) -> None:
         """Close the connections to all other addresses: a broker that moved does not return to its old address."""
@@ -140,9 +138,6 @@ class ConnectionPool:
         """Close all connections, and refuse to open new ones."""
         self._closed = True
         self.close_others(())
-
-    def _signed(self, request: Frame) -> Frame:
-        return signed(request, self._credentials()) if self._credentials else request
 
     async def _open(self, address: str, request: Frame) -> Connection:
         if self._closed:
@@ -171,7 +166,7 @@ class ConnectionPool:
     async def _connect(self, address: str) -> Connection:
         while True:
             renewals = self._renewals
-            connection = await Connection.open(
+            connection = await open_connection(
                 address,
                 self._handle_request,
                 self._tls() if self._tls else None,

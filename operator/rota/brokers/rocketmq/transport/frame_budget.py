@@ -35,11 +35,6 @@ class FrameBudget:
         self.used_bytes = 0
         self._waiting: list[FrameReservation] = []
 
-    @property
-    def waiting_count(self) -> int:
-        """The number of reservations that wait."""
-        return len(self._waiting)
-
     def enqueue(self, reservation: "FrameReservation") -> None:
         """Grant a reservation, or queue it; if the queue is full, reject its last reservation."""
         self._waiting.append(reservation)
@@ -106,17 +101,13 @@ class FrameReservation:
         self._on_granted = on_granted
         self._on_rejected = on_rejected
         self._ended = False
-        self._timer = self._call_after(WAIT_SECONDS, self._on_grant_timeout)
-
-    @staticmethod
-    def _call_after(seconds: float, end: Callable[[], None]) -> asyncio.TimerHandle:
-        return call_after_pending_input(asyncio.get_running_loop().time() + seconds, end)
+        self._timer = call_after_pending_input(asyncio.get_running_loop().time() + WAIT_SECONDS, self._on_grant_timeout)
 
     def grant(self) -> None:
         """Grant the reservation; the frame must be complete within HOLD_SECONDS."""
         self.granted = True
         self._timer.cancel()
-        self._timer = self._call_after(HOLD_SECONDS, self._on_frame_timeout)
+        self._timer = call_after_pending_input(asyncio.get_running_loop().time() + HOLD_SECONDS, self._on_frame_timeout)
         self._on_granted()
 
     def release(self) -> None:

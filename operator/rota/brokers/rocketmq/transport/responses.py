@@ -1,7 +1,7 @@
 """Response decoding: maps response codes to errors of the broker port, and bodies to values."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
 from rota.brokers.errors import (
@@ -20,6 +20,7 @@ from rota.model import Queue
 MAX_REASON_CHARACTERS = 1000  # characters; a remark may be as long as a frame
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _UNAVAILABLE_CODES = frozenset(
     {ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL, ResponseCode.GO_AWAY}
@@ -59,10 +60,10 @@ def decode_body(response: Frame, payload_type: type[T]) -> T:
         raise MalformedResponseError(f"The broker's response cannot be decoded: {error}") from None
 
 
-def parse_queue_keys(table: Mapping[str, T]) -> dict[Queue, T]:
-    """Parse the keys of a table in a response's body, which are queues."""
+def parse_queue_table(table: Mapping[str, T], convert: Callable[[T], R]) -> dict[Queue, R]:
+    """Parse a table in a response's body: the keys are queues, the values are converted."""
     try:
-        return {fastjson.parse_queue(key): value for key, value in table.items()}
+        return fastjson.parse_queue_table(table, convert)
     except MalformedFrameError as error:
         raise MalformedResponseError(f"The broker's response cannot be decoded: {error}") from None
 
@@ -79,11 +80,14 @@ def int_field(response: Frame, field: str) -> int:
 async def gather_results(calls: Iterable[Awaitable[T]]) -> tuple[list[T], list[BrokerError]]:
     """Await all calls concurrently; return the results and the broker errors, `UnreachableError` ones last."""
     results = await asyncio.gather(*calls, return_exceptions=True)
+    succeeded: list[T] = []
     failed: list[BrokerError] = []
     for result in results:
         if isinstance(result, BrokerError):
             failed.append(result)
         elif isinstance(result, BaseException):
             raise result
+        else:
+            succeeded.append(result)
     failed.sort(key=lambda error: isinstance(error, UnreachableError))
-    return [result for result in results if not isinstance(result, BaseException)], failed
+    return succeeded, failed

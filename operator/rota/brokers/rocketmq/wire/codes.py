@@ -50,7 +50,6 @@ class ResponseCode(IntEnum):
     FLUSH_DISK_TIMEOUT = 10  # this and the next two: the message is stored, but flush or replication is unconfirmed
     SLAVE_NOT_AVAILABLE = 11
     FLUSH_SLAVE_TIMEOUT = 12
-    MESSAGE_ILLEGAL = 13
     SERVICE_NOT_AVAILABLE = 14
     NO_PERMISSION = 16
     TOPIC_NOT_EXIST = 17
@@ -59,8 +58,6 @@ class ResponseCode(IntEnum):
     PULL_OFFSET_MOVED = 21
     QUERY_NOT_FOUND = 22
     SUBSCRIPTION_PARSE_FAILED = 23
-    SUBSCRIPTION_NOT_EXIST = 24
-    SUBSCRIPTION_NOT_LATEST = 25
     SUBSCRIPTION_GROUP_NOT_EXIST = 26
     INVALID_PARAMETER = 29
     CONSUMER_NOT_ONLINE = 206

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.model import Queue
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # Members with standard keys are matched first, greedily, so that nothing inside a string is taken for a key. Only a key
 # is followed by a colon; only a queue is written as an object key, and that object is flat. The pattern never
@@ -75,6 +76,11 @@ def parse_queue(key: str) -> Queue:
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedFrameError(f"{key[:100]!r} is not a queue: {error}") from None
     return Queue(fields.topic, fields.brokerName, fields.queueId)
+
+
+def parse_queue_table(table: Mapping[str, T], convert: Callable[[T], R]) -> dict[Queue, R]:
+    """Parse the keys of a table, which are queues, and convert its values."""
+    return {parse_queue(key): convert(value) for key, value in table.items()}
 
 
 def encode_queue_table(values: Mapping[Queue, Any]) -> msgspec.Raw:

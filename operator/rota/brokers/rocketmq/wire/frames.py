@@ -149,11 +149,6 @@ class Decoder:
         """The length of the incomplete frame; 0 if none is buffered, or if its length has not arrived yet."""
         return self._frame_bytes
 
-    @property
-    def buffered_bytes(self) -> int:
-        """The number of buffered bytes of the incomplete frame."""
-        return self._buffered_bytes
-
 
 def _size(data: bytes, at: int) -> int:
     """Return the length of the frame at an offset, or 0 if its prefix is incomplete.

@@ -38,8 +38,13 @@ _PAIR_END = "\x02"  # after its value
 # parentheses are skipped. Lengths are read as unsigned, so that damaged ones cannot lead backwards. There is one layout
 # for each combination of 4- and 16-byte hosts; the two IPv6 bits of the system flag are its index.
 _SYSTEM_FLAG_FIELD = 6
-_HEADS = [struct.Struct(f">3Ii4x2qiq{born + 4}xq{store + 4}xi8xI") for store in (4, 16) for born in (4, 16)]
-_HEAD = _HEADS[0]
+_HEAD = struct.Struct(">3Ii4x2qiq8xq8xi8xI")
+_HEADS = (
+    _HEAD,
+    struct.Struct(">3Ii4x2qiq20xq8xi8xI"),  # with a born host of 16 bytes
+    struct.Struct(">3Ii4x2qiq8xq20xi8xI"),  # with a store host of 16 bytes
+    struct.Struct(">3Ii4x2qiq20xq20xi8xI"),
+)
 _ITEM = struct.Struct(">I12xI")  # the head of a message in a batch: length, (magic, checksum, flag), body length
 _SHORT = struct.Struct(">H")
 
@@ -122,7 +127,7 @@ def _read(reader: _MessageReader, position: int) -> int:
     body = data[start:topic_at]
     is_intact = zlib.crc32(body) & 0x7FFFFFFF == checksum
     body_error = "" if is_intact else "its checksum does not match"
-    text = data[properties_at + 2 : end].decode(errors="replace")
+    text = data[properties_at + 2 : end].decode(errors="replace")  # invalid UTF-8 is replaced, as Java does
     properties = _properties(text)
     properties_bytes = properties_bytes_of(len(properties), text_bytes(text))
     message = Message(
@@ -158,12 +163,8 @@ def _queue(topic: bytes, broker: str, number: int) -> Queue:
     return Queue(topic.decode(), broker, number)
 
 
-def read_properties(data: bytes) -> dict[str, str]:
-    """Parse properties; the last separator may be missing. Invalid UTF-8 is replaced, as Java does."""
-    return _properties(data.decode(errors="replace"))
-
-
 def _properties(text: str) -> dict[str, str]:
+    """Parse properties; the last separator may be missing."""
     properties = {}
     for pair in text.split(_PAIR_END):
         name, separator, value = pair.partition(_NAME_END)
@@ -174,9 +175,9 @@ def _properties(text: str) -> dict[str, str]:
 
 def write_properties(properties: Mapping[str, str]) -> str:
     """Encode properties; raise ValueError if one contains a separator."""
-    invalid = next((name for name, value in properties.items() if {_NAME_END, _PAIR_END} & {*name, *value}), None)
-    if invalid is not None:
-        raise ValueError(f"Property {invalid!r} contains \\x01 or \\x02, which are reserved as separators")
+    for name, value in properties.items():
+        if _NAME_END in name + value or _PAIR_END in name + value:
+            raise ValueError(f"Property {name!r} contains \\x01 or \\x02, which are reserved as separators")
     return "".join(f"{name}{_NAME_END}{value}{_PAIR_END}" for name, value in properties.items())
 
 
@@ -287,18 +288,15 @@ def unpack_body(body: bytes, compression: int, max_bytes: int) -> tuple[bytes, s
     try:
         return _UNPACKERS[compression](body, max_bytes), ""
     except _TooLargeError:
-        return body, _size_error(max_bytes)
+        size = f"{max_bytes / MEBIBYTE:g} MiB"
+        limit = f"it exceeds {size} when decompressed, the limit in spec.delivery.buffer.mebibytesPerMessage"
+        return body, limit
     except KeyError:
         return body, f"it has the unknown compression type {compression}"
     except ImportError as error:
         return body, f"it is compressed with {error.name}, which is not installed"
     except Exception as error:  # noqa: BLE001 - each library raises its own; a damaged message must not stop a queue
         return body, f"it cannot be decompressed: {str(error) or type(error).__name__}"
-
-
-def _size_error(limit: int) -> str:
-    size = f"{limit / MEBIBYTE:g} MiB"
-    return f"it exceeds {size} when decompressed, the limit in spec.delivery.buffer.mebibytesPerMessage"
 
 
 def java_hash(text: str) -> int:

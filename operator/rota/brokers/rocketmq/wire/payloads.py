@@ -4,11 +4,10 @@ from typing import Annotated
 
 import msgspec
 
-from rota.brokers.rocketmq.wire.codes import READ_WRITE
+from rota.brokers.rocketmq.wire.codes import READ_PERMISSION, READ_WRITE
 from rota.model import Queue
 
 Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a number about a queue, in the range of Java's long
-
 
 # A group's settings by Rota's names, in the protocol's spelling.
 MESSAGE_MODELS = {"Clustering": "CLUSTERING", "Broadcasting": "BROADCASTING"}
@@ -24,8 +23,6 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class MessageQueue(Body, frozen=True):
-    """A queue."""
-
     topic: str
     broker_name: str
     queue_id: int
@@ -60,6 +57,11 @@ class QueueData(Body, frozen=True):
     write_queue_nums: int = 0
     perm: int = READ_WRITE
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether members may read from any of these queues."""
+        return bool(self.perm & READ_PERMISSION) and self.read_queue_nums > 0
+
 
 class TopicRoute(Body, frozen=True):
     """The route of a topic: its brokers, and its queues on each."""
@@ -69,14 +71,17 @@ class TopicRoute(Body, frozen=True):
     topic_queue_mapping_by_broker: msgspec.Raw = msgspec.Raw(b"")
 
     @property
+    def addresses(self) -> dict[str, dict[int, str]]:
+        """The addresses of all replicas, by broker name and broker id."""
+        return {broker.broker_name: broker.broker_addrs for broker in self.broker_datas}
+
+    @property
     def is_static(self) -> bool:
         """Whether the topic is static: its queues are mapped to brokers one by one."""
         return bytes(self.topic_queue_mapping_by_broker).strip() not in {b"", b"null", b"{}"}
 
 
 class ClusterInfo(Body, frozen=True):
-    """All brokers of a cluster."""
-
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
@@ -85,8 +90,6 @@ class ClusterInfo(Body, frozen=True):
 
 
 class SubscriptionData(Body, frozen=True):
-    """A member's subscription to a topic."""
-
     topic: str
     sub_string: str
     tags_set: list[str]
@@ -94,6 +97,11 @@ class SubscriptionData(Body, frozen=True):
     sub_version: int
     expression_type: str = "TAG"
     class_filter_mode: bool = False
+
+    @property
+    def is_by_tag(self) -> bool:
+        """Whether the subscription filters by tags, the only filter that every broker supports."""
+        return self.expression_type == "TAG"
 
 
 class ConsumerData(Body, frozen=True):
@@ -108,8 +116,6 @@ class ConsumerData(Body, frozen=True):
 
 
 class HeartBeat(Body, frozen=True):
-    """A heartbeat."""
-
     client_id: str = msgspec.field(name="clientID")
     consumer_data_set: list[ConsumerData]
     producer_data_set: list[dict[str, str]] = []
@@ -139,19 +145,13 @@ class ConsumerConnection(Body, frozen=True):
     """The online consumers of a group."""
 
     connection_set: list[Peer] = []
-    consume_type: str | None = None
-    message_model: str | None = None
 
 
 class ClientIdList(Body, frozen=True):
-    """The ids of a group's members."""
-
     consumer_id_list: list[str] = []
 
 
 class LockRequest(Body, frozen=True):
-    """Queues to lock or unlock."""
-
     consumer_group: str
     client_id: str
     mq_set: list[MessageQueue]
@@ -159,8 +159,6 @@ class LockRequest(Body, frozen=True):
 
 
 class LockedQueues(Body, frozen=True):
-    """The queues that are locked now."""
-
     lock_ok_mq_set: list[MessageQueue] = msgspec.field(name="lockOKMQSet", default=[])
 
 
@@ -170,7 +168,7 @@ class RequestMode(Body, frozen=True):
     topic: str
     consumer_group: str
     mode: str
-    pop_share_queue_num: int = 0
+    pop_share_queue_num: int = 0  # in POP mode, how many other members' queues each member pops from; 0: all
 
 
 class AssignmentRequest(Body, frozen=True):
@@ -216,8 +214,6 @@ class ConsumeStats(Body, frozen=True):
 
 
 class TopicOffset(Body, frozen=True):
-    """The first and last offset of a queue."""
-
     min_offset: Long
     max_offset: Long
     last_update_timestamp: Long = 0
@@ -236,8 +232,6 @@ class ResetOffsets(Body, frozen=True):
 
 
 class TopicConfig(Body, frozen=True):
-    """A topic's configuration at a broker."""
-
     topic_name: str
     read_queue_nums: int = 0
     write_queue_nums: int = 0
@@ -246,28 +240,19 @@ class TopicConfig(Body, frozen=True):
 
 
 class GroupConfig(Body, frozen=True):
-    """A group's configuration at a broker. For updates, which replace all of it, use the unparsed fields."""
+    """The parts of a group's configuration that Rota reads; an update replaces all of it, so it needs all fields."""
 
     group_name: str
     consume_enable: bool = True
-    consume_from_min_enable: bool = True
     consume_broadcast_enable: bool = True
-    consume_message_orderly: bool = False
     retry_queue_nums: int = 1
     retry_max_times: int = 16
-    notify_consumer_ids_changed_enable: bool = True
-    broker_id: int = 0
-    which_broker_when_consume_slowly: int = 1
-    group_sys_flag: int = 0
-    consume_timeout_minute: int = 15
 
 
 # Responses of a member about itself.
 
 
 class QueueInfo(Body, frozen=True):
-    """A queue's state at a member."""
-
     commit_offset: int = 0
     cached_msg_min_offset: int = 0
     cached_msg_max_offset: int = 0
@@ -312,6 +297,4 @@ class ConsumerInfo(Body, frozen=True):
 
 
 class ConsumerStatus(Body, frozen=True):
-    """A member's offsets, by queue."""
-
     message_queue_table: msgspec.Raw

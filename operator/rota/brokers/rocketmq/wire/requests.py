@@ -1,4 +1,4 @@
-"""Request frames for name servers and brokers; invalid arguments raise ValueError before anything is sent.
+"""Request frames for name servers and brokers, one function each; invalid arguments raise ValueError.
 
 Brokers do not validate most requests: they read a missing field as 0 or as empty.
 """
@@ -29,26 +29,22 @@ _REQUIRED_FIELDS = {  # values that must not be empty, by their names in fields 
 }
 
 
-def _frame(code: RequestCode, body: Any = None, /, **fields: object) -> Frame:
+def _frame(code: RequestCode, body: Any = b"", /, **fields: object) -> Frame:
     _reject_empty(code, fields)
     if isinstance(body, payloads.Body):
         _reject_empty(code, msgspec.structs.asdict(body))
     written = {name: _encode_value(value) for name, value in fields.items() if value is not None}
-    return Frame(code=code, fields=written, body=b"" if body is None else _encode_body(body))
+    return Frame(code=code, fields=written, body=body if isinstance(body, bytes) else msgspec.json.encode(body))
 
 
 def _reject_empty(code: RequestCode, fields: Mapping[str, object]) -> None:
     for label, names in _REQUIRED_FIELDS.items():
-        if any(fields.get(name) == "" for name in names):
+        if "" in map(fields.get, names):
             raise ValueError(f"{code.name}: the {label} is empty")
 
 
 def _encode_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _encode_body(body: Any) -> bytes:
-    return body if isinstance(body, bytes) else msgspec.json.encode(body)
 
 
 def _queue_fields(queue: Queue) -> dict[str, object]:
@@ -61,12 +57,10 @@ def _queue_fields(queue: Queue) -> dict[str, object]:
 
 
 def route(topic: str) -> Frame:
-    """Request the route of a topic."""
     return _frame(RequestCode.GET_ROUTEINFO_BY_TOPIC, topic=topic, acceptStandardJsonOnly=True)
 
 
 def cluster_info() -> Frame:
-    """Request all brokers."""
     return _frame(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
@@ -81,14 +75,13 @@ def subscription(spec: Subscription, version: int) -> payloads.SubscriptionData:
         topic=spec.topic,
         sub_string=spec.expression.strip(),  # a broker takes "* " for a tag, and would deliver nothing
         tags_set=tags,
-        code_set=[java_hash(tag) for tag in tags],
+        code_set=list(map(java_hash, tags)),
         sub_version=version,
         expression_type="TAG" if by_tag else "SQL92",
     )
 
 
 def heartbeat(client_id: str, member: payloads.ConsumerData) -> Frame:
-    """Send a heartbeat of a member."""
     _reject_empty(RequestCode.HEART_BEAT, msgspec.structs.asdict(member))
     return _frame(RequestCode.HEART_BEAT, payloads.HeartBeat(client_id=client_id, consumer_data_set=[member]))
 
@@ -105,12 +98,10 @@ def unregister(client_id: str, group: str) -> Frame:
 
 
 def client_ids(group: str) -> Frame:
-    """Request the client ids of a group's members."""
     return _frame(RequestCode.GET_CONSUMER_LIST_BY_GROUP, consumerGroup=group)
 
 
 def connections(group: str) -> Frame:
-    """Request the online consumers of a group."""
     return _frame(RequestCode.GET_CONSUMER_CONNECTION_LIST, consumerGroup=group)
 
 
@@ -119,20 +110,17 @@ def running_info(group: str, client_id: str) -> Frame:
     return _frame(RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup=group, clientId=client_id, jstackEnable=False)
 
 
-def assignment(topic: str, group: str, client_id: str, strategy: str, model: str = "CLUSTERING") -> Frame:
+def assignment(topic: str, group: str, client_id: str, strategy: str) -> Frame:
     """Request the queues that a broker would assign to a member."""
     body = payloads.AssignmentRequest(
-        topic=topic, consumer_group=group, client_id=client_id, strategy_name=strategy, message_model=model
+        topic=topic, consumer_group=group, client_id=client_id, strategy_name=strategy, message_model="CLUSTERING"
     )
     return _frame(RequestCode.QUERY_ASSIGNMENT, body)
 
 
-def set_request_mode(topic: str, group: str, mode: str, pop_share: int = 0) -> Frame:
-    """Set whether a group's members pull a topic's queues or pop from them.
-
-    In pop mode, each member also pops from the queues of `pop_share` other members; 0: from all queues.
-    """
-    body = payloads.RequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=pop_share)
+def set_request_mode(topic: str, group: str, mode: str) -> Frame:
+    """Set whether a group's members PULL a topic's queues or POP from them."""
+    body = payloads.RequestMode(topic=topic, consumer_group=group, mode=mode)
     return _frame(RequestCode.SET_MESSAGE_REQUEST_MODE, body)
 
 
@@ -140,12 +128,10 @@ def set_request_mode(topic: str, group: str, mode: str, pop_share: int = 0) -> F
 
 
 def lock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
-    """Request locks on queues."""
     return _frame(RequestCode.LOCK_BATCH_MQ, _lock_request(group, client_id, queues))
 
 
 def unlock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
-    """Release locks on queues."""
     return _frame(RequestCode.UNLOCK_BATCH_MQ, _lock_request(group, client_id, queues))
 
 
@@ -158,7 +144,7 @@ def one_broker(queues: Iterable[Queue]) -> str:
 
 
 def _lock_request(group: str, client_id: str, queues: Iterable[Queue]) -> payloads.LockRequest:
-    mq_set = [payloads.MessageQueue.from_queue(queue) for queue in queues]
+    mq_set = list(map(payloads.MessageQueue.from_queue, queues))
     return payloads.LockRequest(consumer_group=group, client_id=client_id, mq_set=mq_set)
 
 
@@ -185,7 +171,6 @@ def max_offset(queue: Queue) -> Frame:
 
 
 def min_offset(queue: Queue) -> Frame:
-    """Request the offset of the oldest message."""
     return _frame(RequestCode.GET_MIN_OFFSET, **_queue_fields(queue))
 
 
@@ -300,14 +285,14 @@ def topic_stats(topic: str) -> Frame:
     return _frame(RequestCode.GET_TOPIC_STATS_INFO, topic=topic)
 
 
-def create_topic(topic: str, queues: int, *, perm: int = READ_WRITE, write_queues: int | None = None) -> Frame:
+def create_topic(topic: str, queues: int, *, perm: int = READ_WRITE) -> Frame:
     """Create or update a topic."""
     return _frame(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         topic=topic,
         defaultTopic=_TEMPLATE_TOPIC,
         readQueueNums=queues,
-        writeQueueNums=queues if write_queues is None else write_queues,
+        writeQueueNums=queues,
         perm=perm,
         topicFilterType="SINGLE_TAG",
         topicSysFlag=0,
@@ -316,7 +301,6 @@ def create_topic(topic: str, queues: int, *, perm: int = READ_WRITE, write_queue
 
 
 def topic_config(topic: str) -> Frame:
-    """Request a topic's configuration."""
     return _frame(RequestCode.GET_TOPIC_CONFIG, topic=topic)
 
 
@@ -326,18 +310,17 @@ def update_group(config: Mapping[str, Any]) -> Frame:
 
 
 def group_config(group: str) -> Frame:
-    """Request a group's configuration."""
     return _frame(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, group=group)
 
 
 def broker_config() -> Frame:
-    """Request a broker's settings."""
     return _frame(RequestCode.GET_BROKER_CONFIG)
 
 
 def update_broker_config(changed: Mapping[str, object]) -> Frame:
     """Update settings of a broker, as far as it supports that at runtime."""
     lines = [f"{name}={_encode_value(value)}" for name, value in changed.items()]
-    if invalid := next((line for line in lines if len(line.splitlines()) > 1 or line.endswith(("\n", "\r"))), None):
-        raise ValueError(f"The setting {invalid!r} contains a line break")
+    for line in lines:
+        if len(line.splitlines()) > 1 or line.endswith(("\n", "\r")):
+            raise ValueError(f"The setting {line!r} contains a line break")
     return _frame(RequestCode.UPDATE_BROKER_CONFIG, "\n".join(lines).encode())

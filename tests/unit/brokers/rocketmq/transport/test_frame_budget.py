@@ -72,11 +72,13 @@ class Brokers:
     def held_bytes(self) -> int:
         """Bytes of incomplete frames that all connections hold."""
         states = [state for client in self._clients for state in client._states.values()]
-        return sum(state.connection._decoder.buffered_bytes for state in states if state.connection)
+        return sum(state.connection._decoder._buffered_bytes for state in states if state.connection)
 
     def granted_reservations(self, client: ConnectionPool) -> list[FrameReservation]:
         """Return a client's granted reservations."""
-        granted_reservations = [state.connection._reservation for state in client._states.values() if state.connection]
+        granted_reservations = [
+            state.connection._read_flow.reservation for state in client._states.values() if state.connection
+        ]
         return [reservation for reservation in granted_reservations if reservation and reservation.granted]
 
     async def failure_of(self, call: asyncio.Task[Frame]) -> str:
@@ -114,7 +116,7 @@ async def test_frame_budget_limits_the_memory_of_frames_that_never_end(brokers: 
         max_held_bytes = max(max_held_bytes, brokers.held_bytes)
         return (
             max_held_bytes >= LARGEST_FRAMES_IN_BUDGET * (MAX_FRAME_BYTES - 1)
-            and brokers.budget.waiting_count == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET
+            and len(brokers.budget._waiting) == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET
         )
 
     await brokers.call_new_brokers(brokers.client(), respond_endlessly, HOSTILE_BROKERS)
@@ -128,7 +130,7 @@ async def test_frame_that_never_ends_costs_its_connection(brokers: Brokers, monk
     monkeypatch.setattr(frame_budget, "WAIT_SECONDS", 3600.0)
     for call in await brokers.call_new_brokers(brokers.client(), respond_endlessly, HOSTILE_BROKERS):
         assert "it did not arrive completely within 0.1 s" in await brokers.failure_of(call)
-    assert brokers.held_bytes == brokers.budget.used_bytes == brokers.budget.waiting_count == 0
+    assert brokers.held_bytes == brokers.budget.used_bytes == len(brokers.budget._waiting) == 0
 
 
 @pytest.mark.usefixtures("no_timeouts")
@@ -140,7 +142,7 @@ async def test_frame_of_another_client_is_read_once_those_that_never_end_had_the
     honest_calls = await brokers.call_new_brokers(honest, respond_large, 2 * LARGEST_FRAMES_IN_BUDGET)
     await until(
         lambda: (
-            brokers.budget.waiting_count == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET + 2 * LARGEST_FRAMES_IN_BUDGET
+            len(brokers.budget._waiting) == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET + 2 * LARGEST_FRAMES_IN_BUDGET
         )
     )
     for reservation in brokers.granted_reservations(hostile):
@@ -161,7 +163,7 @@ async def test_frame_that_finds_no_room_in_time_costs_its_connection(
     (late_call,) = await brokers.call_new_brokers(brokers.client(), respond_large)
     assert "no memory became available within 0.1 s" in await brokers.failure_of(late_call)
     assert not any(call.done() for call in hostile_calls)
-    assert brokers.budget.waiting_count == 0
+    assert len(brokers.budget._waiting) == 0
 
 
 @pytest.mark.usefixtures("no_timeouts")
@@ -179,11 +181,11 @@ async def test_frame_room_is_free_again_once_a_connection_is_closed(brokers: Bro
     await until(
         lambda: (
             brokers.budget.used_bytes == BUDGET_BYTES
-            and brokers.budget.waiting_count == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET
+            and len(brokers.budget._waiting) == HOSTILE_BROKERS - LARGEST_FRAMES_IN_BUDGET
         )
     )
     hostile.close()
-    assert (brokers.budget.used_bytes, brokers.budget.waiting_count) == (0, 0)
+    assert (brokers.budget.used_bytes, len(brokers.budget._waiting)) == (0, 0)
     (call,) = await brokers.call_new_brokers(brokers.client(), respond_large)
     assert len((await call).body) == LARGE_BODY_BYTES
 
@@ -244,7 +246,7 @@ async def test_frame_of_a_distrusted_client_waits_behind_others_and_finds_room_i
     assert queue.granted[2:] == ["honest-0", "honest-1"]
     reservations[0].release()
     assert queue.granted[4:] == ["honest-2"]
-    assert queue.budget.waiting_count == 2
+    assert len(queue.budget._waiting) == 2
 
 
 async def test_frame_line_that_is_full_rejects_the_last_one_of_a_distrusted_client_first() -> None:
@@ -265,7 +267,7 @@ async def test_frame_line_that_is_full_rejects_the_last_one_of_a_distrusted_clie
     assert len(queue.rejected) == MAX_WAITING_FRAMES - 1
     queue.reserve(honest, "too many")
     assert [*queue.rejected][-1] == "too many"
-    assert queue.budget.waiting_count == MAX_WAITING_FRAMES
+    assert len(queue.budget._waiting) == MAX_WAITING_FRAMES
 
 
 def test_frame_budget_has_room_for_two_largest_frames_at_least() -> None:
@@ -280,7 +282,7 @@ def test_frame_in_single_bytes_takes_no_object_for_each() -> None:
     sent_bytes = 20 * SMALL_PIECE_BYTES
     for byte in encode(Frame(code=0, body=bytes(2 * sent_bytes)))[:sent_bytes]:
         assert not [*decoder.feed(bytes([byte]))]
-    assert decoder.buffered_bytes == sent_bytes
+    assert decoder._buffered_bytes == sent_bytes
     assert len(decoder._pieces) <= 20
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rota.brokers.rocketmq.admin import version_name
+from rota.brokers.rocketmq.brokers import version_name
 from rota.brokers.rocketmq.wire import payloads, requests
 from rota.brokers.rocketmq.wire.codes import RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame

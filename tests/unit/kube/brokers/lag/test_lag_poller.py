@@ -61,7 +61,7 @@ class SlowCluster(MemoryCluster):
         offsets |= dict.fromkeys(self.invented_queues("other", broker), BrokerOffsets(9, 5, 5, 0.0))
         for queue in self.arriving_queues:
             await self.send(queue.topic, b"new", queue=queue)
-            self.committed_offsets[group][queue] = len(await self.messages_of(queue))
+            self.groups.committed_offsets[group][queue] = len(await self.messages_of(queue))
         return offsets
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
@@ -103,7 +103,7 @@ class Cluster:
             await self.memory.send(queue.topic, b"message", queue=queue)
 
     def commit(self, queue: Queue, offset: int) -> None:
-        self.memory.committed_offsets["orders"][queue] = offset
+        self.memory.groups.committed_offsets["orders"][queue] = offset
 
     @property
     def lag(self) -> GroupLag:
@@ -194,7 +194,7 @@ async def test_lag_of_a_group_without_online_members_is_reported() -> None:
     async with a_cluster() as cluster:
         await cluster.send_messages(AT_A, 5)
         cluster.commit(AT_A, 1)
-        assert not cluster.memory.members["orders"]
+        assert not cluster.memory.groups.members["orders"]
         await cluster.wait_for_lag(AT_A, 4)
 
 
@@ -234,7 +234,7 @@ async def later_than(timestamp: float) -> bool:
 async def test_lag_with_start_from_earliest_is_the_whole_queue() -> None:
     async with a_cluster(start_from=StartFrom(position="Earliest")) as cluster:
         await cluster.send_messages(AT_A, 5)
-        cluster.memory.min_offsets[AT_A] = 2
+        cluster.memory.store.min_offsets[AT_A] = 2
         assert (await cluster.wait_for_lag(AT_A, 3)).committed is None
 
 
@@ -322,8 +322,8 @@ async def test_lag_polls_of_a_slow_broker_delay_no_other() -> None:
 
 async def test_lag_of_retries_counts_from_the_oldest_and_dead_letters_are_counted() -> None:
     async with a_cluster() as cluster:
-        cluster.memory.create_queues(RETRIED.topic, A, 1)
-        cluster.memory.create_queues(lag_poller.DEAD_LETTER_PREFIX + "orders", A, 1)
+        cluster.memory.store.create_queues(RETRIED.topic, A, 1)
+        cluster.memory.store.create_queues(lag_poller.DEAD_LETTER_PREFIX + "orders", A, 1)
         await cluster.send_messages(RETRIED, 2)
         await cluster.send_messages(Queue(lag_poller.DEAD_LETTER_PREFIX + "orders", A, 0), 3)
         await cluster.route_watcher.poll_group(KEY)
@@ -462,7 +462,7 @@ async def test_lag_records_since_when_a_silent_broker_has_been_polled() -> None:
 async def test_lag_of_another_groups_retries_follows_start_from() -> None:
     retried = Queue(RETRY_TOPIC_PREFIX + "others", A, 0)
     async with a_cluster() as cluster:
-        cluster.memory.create_queues(retried.topic, A, 1)
+        cluster.memory.store.create_queues(retried.topic, A, 1)
         await cluster.send_messages(retried, 2)
         cluster.route_watcher.set_interest(KEY, TopicInterest("orders", (retried.topic,), broadcasting=False))
         await cluster.route_watcher.poll_group(KEY)
@@ -474,7 +474,7 @@ async def test_lag_of_a_replaced_group_is_not_that_of_its_predecessor() -> None:
         await cluster.send_messages(AT_A, 5)
         cluster.commit(AT_A, 1)
         await cluster.wait_for_lag(AT_A, 4)
-        cluster.memory.committed_offsets["others"][AT_A] = 3
+        cluster.memory.groups.committed_offsets["others"][AT_A] = 3
         cluster.route_watcher.set_interest(KEY, TopicInterest("others", ("orders",), broadcasting=False))
         assert cluster.lag == GroupLag({})
         queue_lag = await cluster.wait_for_lag(AT_A, 2)
@@ -581,7 +581,7 @@ async def test_lag_at_a_hanging_broker_is_unknown_after_one_unanswered_request(
         async with a_cluster(A, B) as cluster:
             for number in range(100):
                 queue = Queue("orders", A, number)
-                cluster.memory.create_queues("orders", A, number + 1)
+                cluster.memory.store.create_queues("orders", A, number + 1)
                 await cluster.send_messages(queue, 5)
                 cluster.commit(queue, 0)
             await cluster.route_watcher.poll_group(KEY)
@@ -620,7 +620,7 @@ async def test_lag_of_other_groups_is_known_when_one_response_is_missing(monkeyp
         await cluster.send_messages(AT_A, 5)
         for name in ("one", "other"):
             cluster.route_watcher.set_interest(("shop", name), TopicInterest(name, ("orders",), broadcasting=False))
-            cluster.memory.committed_offsets[name][AT_A] = 4
+            cluster.memory.groups.committed_offsets[name][AT_A] = 4
         cluster.commit(AT_A, 4)
         await cluster.wait_for_lag(AT_A, 1)
         cluster.memory.hanging.add(("progress", "one"))
@@ -701,7 +701,7 @@ async def test_lag_is_unknown_after_an_invalid_offset_or_broken_response() -> No
 async def test_dead_letter_queue_that_ends_before_its_start_is_not_counted() -> None:
     async with a_cluster() as cluster:
         letters = Queue(lag_poller.DEAD_LETTER_PREFIX + "orders", A, 0)
-        cluster.memory.create_queues(letters.topic, A, 1)
+        cluster.memory.store.create_queues(letters.topic, A, 1)
         await cluster.send_messages(letters, 3)
         await soon(lambda: holds(cluster.lag.dead_letters == 3))
         cluster.memory.replaced_ranges[letters] = (9, 5)
@@ -712,7 +712,7 @@ async def test_lag_of_a_replaced_group_keeps_no_dead_letters_or_offsets() -> Non
     async with a_cluster() as cluster:
         await cluster.send_messages(AT_A, 5)
         cluster.commit(AT_A, 0)
-        cluster.memory.create_queues(lag_poller.DEAD_LETTER_PREFIX + "orders", A, 1)
+        cluster.memory.store.create_queues(lag_poller.DEAD_LETTER_PREFIX + "orders", A, 1)
         await cluster.send_messages(Queue(lag_poller.DEAD_LETTER_PREFIX + "orders", A, 0), 3)
         await cluster.wait_for_lag(AT_A, 5)
         await soon(lambda: holds(cluster.lag.dead_letters == 3))
@@ -736,13 +736,13 @@ async def test_lag_distinguishes_no_offset_from_offset_0_of_an_empty_queue(monke
         assert queue_lag.committed is None
         cluster.commit(AT_A, 0)
         await soon(lambda: holds(cluster.lag.queues[AT_A].committed == 0))
-        del cluster.memory.committed_offsets["orders"][AT_A]
+        del cluster.memory.groups.committed_offsets["orders"][AT_A]
         await soon(lambda: holds(cluster.lag.queues[AT_A].committed is None))
         monkeypatch.setattr(queue_resolver, "REUSE_POLLS", 1000)
         cluster.commit(AT_A, 0)
         await cluster.send_messages(AT_A, 3)
         await cluster.wait_for_lag(AT_A, 3)
-        cluster.memory.min_offsets[AT_A] = 3
+        cluster.memory.store.min_offsets[AT_A] = 3
         await cluster.wait_for_lag(AT_A, 0)
         monkeypatch.setattr(queue_resolver, "MAX_QUEUES_ASKED", 1)
         await cluster.memory.create_topic("orders", A, 3)
