@@ -1,4 +1,4 @@
-"""Asyncio helpers: clock, timers, rate limits, background tasks, shielded writes and supervised tasks."""
+"""Asyncio helpers: clock, stalls, timers, rate limits, background tasks, shielded writes and supervised tasks."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ MIN_RESTART_PAUSE_SECONDS = 0.5
 MAX_RESTART_PAUSE_SECONDS = 30.0
 RECOVERED_AFTER_SECONDS = 60.0  # a restarted task that has run this long has recovered
 ITEMS_PER_TURN = 16  # items that are processed in one turn of the event loop
+STALL_SECONDS = 5.0  # a process that ran nothing for longer was stalled
 
 CallbackArgs = TypeVarTuple("CallbackArgs")
 T = TypeVar("T")
@@ -33,6 +34,30 @@ def call_after_pending_input(
     loop = asyncio.get_running_loop()
     # The turn after the timer's reads pending input; the callback runs in the turn after that.
     return loop.call_at(when, loop.call_soon, loop.call_soon, callback, *args)
+
+
+class StallDetector:
+    """Detects from a clock's readings that the process stood still: its event loop was blocked, or its node suspended.
+
+    Call `observe` at intervals well below STALL_SECONDS, and `is_overdue` before an act that a stall forbids: it can
+    be due before the next `observe`.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._observed_at = now
+        self.awake_since = now  # end of the last stall
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the process has stood still since the last `observe`."""
+        return now - self._observed_at > STALL_SECONDS
+
+    def observe(self, now: float) -> float:
+        """Record that the process runs; return for how many seconds it stood still, 0 if it was not stalled."""
+        stalled_seconds = now - self._observed_at if self.is_overdue(now) else 0.0
+        self._observed_at = now
+        if stalled_seconds:
+            self.awake_since = now
+        return stalled_seconds
 
 
 class RateLimitedCall:

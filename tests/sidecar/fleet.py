@@ -33,12 +33,13 @@ ISSUED_AT = "2026-11-21T08:00:00.000Z"
 PATIENCE_SECONDS = 60.0
 # Runs the sidecar with its intervals for commits, locks and backoff divided by ten.
 FAST_CLOCKS = """
+from rota import aio
 from rota.sidecar import agent
 from rota.sidecar.member import queue_lifecycle
 locks = "LOCK_TRUST_SECONDS", "LOCK_RENEWAL_SECONDS", "LOCK_RETRY_SECONDS", "LOCK_EXPIRY_SECONDS", "LOCK_HOLD_SECONDS"
 for name in (*locks, "MAX_BACKOFF_SECONDS"):
     setattr(queue_lifecycle, name, getattr(queue_lifecycle, name) / 10)
-agent.STALL_SECONDS /= 5
+aio.STALL_SECONDS /= 5
 agent.MONITOR_INTERVAL_SECONDS /= 5
 agent.COMMIT_SECONDS /= 10
 import sys

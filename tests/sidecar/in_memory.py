@@ -190,7 +190,7 @@ class MemoryMember:
 
     def begin_drain(self) -> None:
         """Start a drain as the pod's preStop hook does."""
-        self.sidecar.start_task(self.sidecar.drain())
+        self.sidecar.host.start_task(self.sidecar.drain())
 
     async def report(self) -> WholeReport:
         return await whole_report(self._get)

@@ -13,6 +13,7 @@ import pytest
 
 from builders import a_spec
 from ground.poll import PATIENCE_SECONDS, soon
+from rota import aio
 from rota.brokers.errors import RejectedError, UnreachableError
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.port import Consumer, Membership, PullResult
@@ -385,17 +386,17 @@ async def test_sidecar_that_stalled_rereads_its_document_before_delivering_or_co
     async with a_member(tmp_path) as member:
         await member.assign([FIRST, SECOND])
         sidecar = member.sidecar
-        real_now = member.sidecar.now
-        for is_permitted in (sidecar.may_deliver, sidecar.may_commit):
+        real_now = member.sidecar.host.now
+        for is_permitted in (sidecar.host.may_deliver, sidecar.host.may_commit):
             member.publish([SECOND])  # without an await from here on, no task of the sidecar can notice it
-            obeyed = sidecar.obeyed_generation
+            obeyed = sidecar.member.obeyed_generation
             assert is_permitted(SECOND)
-            assert sidecar.obeyed_generation == obeyed < member.generation
-            ahead = sidecar.now() - real_now() + agent.STALL_SECONDS + 1
-            monkeypatch.setattr(sidecar, "now", lambda ahead=ahead: real_now() + ahead)
+            assert sidecar.member.obeyed_generation == obeyed < member.generation
+            ahead = sidecar.host.now() - real_now() + aio.STALL_SECONDS + 1
+            monkeypatch.setattr(sidecar.host, "now", lambda ahead=ahead: real_now() + ahead)
             assert is_permitted(SECOND)
-            assert sidecar.obeyed_generation == member.generation
-            assert not sidecar.may_deliver(FIRST)
+            assert sidecar.member.obeyed_generation == member.generation
+            assert not sidecar.host.may_deliver(FIRST)
             await member.wait_until(lambda report: report.active_queues == {SECOND})
 
 
@@ -406,12 +407,12 @@ async def test_sidecar_that_stalled_delivers_nothing_while_its_documents_cannot_
     async with a_member(tmp_path) as member:
         await member.assign([FIRST])
         sidecar = member.sidecar
-        real_now = sidecar.now
+        real_now = sidecar.host.now
         with monkeypatch.context() as patched:
             patched.setattr(MountedConfig, "read", lambda _: None)
-            monkeypatch.setattr(sidecar, "now", lambda: real_now() + agent.STALL_SECONDS + 1)
-            assert not sidecar.may_deliver(FIRST)
-            assert not sidecar.may_commit(FIRST)
+            monkeypatch.setattr(sidecar.host, "now", lambda: real_now() + aio.STALL_SECONDS + 1)
+            assert not sidecar.host.may_deliver(FIRST)
+            assert not sidecar.host.may_commit(FIRST)
         await member.send("1", queue=0)
         await member.wait_until_done("1")
 
@@ -427,12 +428,12 @@ async def test_sidecar_that_stalled_with_its_node_does_not_resume_its_predecesso
         member.publish([FIRST], members={member.identity.name: share}, incarnations_since=1)
         await member.wait_until(lambda report: report.generation == 1 and report.incarnation == "2")
         sidecar = member.sidecar
-        real_now = sidecar.now
-        monkeypatch.setattr(sidecar, "now", lambda: real_now() + RESUME_SECONDS + 1)
+        real_now = sidecar.host.now
+        monkeypatch.setattr(sidecar.host, "now", lambda: real_now() + RESUME_SECONDS + 1)
         sidecar._on_timer()  # without an await since the stall, no task of the sidecar has noticed it
         assert sidecar.member.leases == {}
-        monkeypatch.setattr(sidecar, "now", lambda: real_now() + 2 * RESUME_SECONDS + 2)
-        sidecar._last_alive_at = sidecar.now()  # no stall, but no request for the report either
+        monkeypatch.setattr(sidecar.host, "now", lambda: real_now() + 2 * RESUME_SECONDS + 2)
+        sidecar.host.stall_detector.observe(sidecar.host.now())  # no stall, but no request for the report either
         sidecar._on_timer()
         assert sidecar.member.leases.keys() == {FIRST}
 

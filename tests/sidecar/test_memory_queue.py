@@ -8,7 +8,7 @@ from ground.poll import soon
 from rota.brokers.memory import BROKER
 from rota.brokers.message import MESSAGE_OVERHEAD_BYTES
 from rota.model import Queue
-from rota.sidecar import agent
+from rota.sidecar import agent, member_host
 from sidecar.in_memory import TOPIC, Event, Latch, MemoryMember, a_member
 
 FIRST, SECOND, THIRD = (Queue(TOPIC, BROKER, number) for number in range(3))
@@ -20,7 +20,8 @@ SMALL = "s" * 1000
 
 @pytest.fixture(autouse=True)
 def _small_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "memory_limit_bytes", lambda: BUDGET_BYTES / agent.MESSAGE_MEMORY_SHARE)
+    share = member_host.MESSAGE_MEMORY_SHARE
+    monkeypatch.setattr(member_host, "memory_limit_bytes", lambda: BUDGET_BYTES / share)
     monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
 
 
@@ -141,7 +142,7 @@ async def test_memory_of_all_queues_together_stays_within_the_budget(tmp_path: P
         await member.wait_until_done(*bodies)
 
         async def is_released() -> bool:  # only after the sidecar has read the app's last response
-            return member.sidecar.memory_budget.used_bytes == 0
+            return member.sidecar.host.memory_budget.used_bytes == 0
 
         await soon(is_released)
 

@@ -14,6 +14,7 @@ import pytest
 
 from ground.instance import Instance
 from ground.poll import soon
+from rota import aio
 from rota.brokers.memory import BROKER
 from rota.brokers.message import Message
 from rota.deliveries import decode_deliveries
@@ -213,7 +214,7 @@ async def test_pull_visibility_timeout_redelivers_messages_without_ack_or_nack(
 async def test_pull_visibility_timeout_returns_no_message_of_a_queue_lost_during_a_stall(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(aio, "STALL_SECONDS", 0.5)
     async with a_member(instance, tmp_path, delivery=SHORT_VISIBILITY) as member:
         member.drain_timeout = 60.0
         await member.send("a")

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from ground.poll import soon
+from rota import aio
 from rota.brokers.errors import NotFoundError, RejectedError
 from rota.brokers.memory import BROKER, MemoryCluster, MemoryConsumer
 from rota.brokers.message import Message
@@ -285,7 +286,7 @@ async def test_push_awaiting_a_connection_is_sent_unless_the_queue_was_lost_duri
 
     async with a_member(tmp_path) as member:
         monkeypatch.setattr(http_post.HttpPoster, "_connect", late)
-        monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
+        monkeypatch.setattr(aio, "STALL_SECONDS", 0.5)
         await member.send("1", queue=0)
         await member.assign([FIRST])
         await requested.wait()
@@ -314,7 +315,7 @@ async def test_retry_of_a_timed_out_push_is_sent_unless_the_queue_was_lost_durin
             sent_back.append(message.offset)
             await super().send_back(message, **more)
 
-    monkeypatch.setattr(agent, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(aio, "STALL_SECONDS", 0.5)
     async with a_member(tmp_path, delivery={"push": {"timeout": "1s"}}) as member:
         member.app.answer = latch
         member.connect = Noting

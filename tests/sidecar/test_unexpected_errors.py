@@ -12,7 +12,7 @@ from rota.brokers.errors import ConsumptionDisabledError, NotFoundError
 from rota.brokers.memory import BROKER, MemoryConsumer
 from rota.brokers.port import PullResult
 from rota.model import Queue
-from rota.sidecar import agent
+from rota.sidecar import agent, member_host
 from rota.sidecar.consume import lease_requests, queue_reader, start_offset
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.queue_lifecycle import LeaseState
@@ -247,7 +247,7 @@ async def test_unexpected_error_in_a_start_offset_is_reported_and_the_search_ret
 
 @pytest.mark.parametrize(
     ("owner", "method", "name"),
-    [(agent.Agent, "_detect_stall", "beat"), (queue_reader.QueueReader, "start_commit", "commits")],
+    [(member_host.MemberHost, "look_for_stall", "beat"), (queue_reader.QueueReader, "start_commit", "commits")],
     ids=["beat", "commits"],
 )
 async def test_supervision_reports_and_restarts_a_failed_task(
@@ -344,7 +344,7 @@ async def test_idle_pull_is_not_restarted_for_time_in_which_the_sidecar_was_stal
         await member.send("1", queue=0)
         await member.wait_until_done("1")
         monkeypatch.setattr(pull_status, "IDLE_SECONDS", 0.0)
-        reading.restart_idle_pull(member.sidecar.now() + 1)
+        reading.restart_idle_pull(member.sidecar.host.now() + 1)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 0
         reading.restart_idle_pull(0.0)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 1

@@ -1,4 +1,4 @@
-"""Tests the supervision of long-lived tasks: a failed task is reported and restarted after growing pauses."""
+"""Tests stalls of the process, limited calls, and the supervision of tasks, which restarts them after pauses."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rota import aio
-from rota.aio import RateLimitedCall, supervise
+from rota.aio import STALL_SECONDS, RateLimitedCall, StallDetector, supervise
 
 
 class Task:
@@ -132,3 +132,28 @@ async def test_unmanaged_consumer_notice_waits_until_the_interval_is_over() -> N
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(calls) == 1
+
+
+def test_stall_is_a_pause_between_two_observations_of_more_than_the_limit() -> None:
+    detector = StallDetector(100.0)
+    assert detector.observe(100.0 + STALL_SECONDS) == 0
+    assert detector.awake_since == 100.0
+    assert detector.observe(110.5) == 5.5
+    assert detector.awake_since == 110.5
+    assert detector.observe(111.0) == 0, "one stall is found once"
+    assert detector.awake_since == 110.5
+
+
+def test_stall_is_overdue_until_it_is_observed_however_often_it_is_asked_for() -> None:
+    detector = StallDetector(0.0)
+    assert not detector.is_overdue(STALL_SECONDS)
+    assert [detector.is_overdue(6.0), detector.is_overdue(6.0)] == [True, True]
+    assert detector.observe(6.0) == 6.0
+    assert not detector.is_overdue(6.0)
+
+
+def test_stall_is_measured_from_the_last_observation_not_from_the_last_question() -> None:
+    detector = StallDetector(0.0)
+    for seconds in range(int(STALL_SECONDS) + 1):
+        assert not detector.is_overdue(float(seconds))
+    assert detector.observe(STALL_SECONDS + 1) == STALL_SECONDS + 1

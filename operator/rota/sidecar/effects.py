@@ -40,15 +40,15 @@ class EffectRunner:
         self._on_done = on_done
         self._pending: deque[Effects] = deque()
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._is_ending = False  # run effects even if they cannot be stored
-        self._has_unstored = False  # such effects were run: the report shows none from then on
-        self._has_failed = False  # the problem that is reported is this class's own
+        self._skips_failed_writes = False  # the member ends: effects that cannot be stored are run, too
+        self._has_run_unstored = False  # the report stays as it was before them
+        self._has_reported_problem = False  # otherwise a reported STATE_WRITE_FAILED is ConfigFollower's
         self._published_report = get_report()
 
     @property
     def published_report(self) -> Report:
         """The report to publish: the current one or, while effects wait for the disk, the one from before them."""
-        if not (self._pending or self._has_unstored):
+        if not (self._pending or self._has_run_unstored):
             self._published_report = self._get_report()
         return self._published_report
 
@@ -69,7 +69,7 @@ class EffectRunner:
 
     def skip_failed_writes(self) -> None:
         """Stop waiting for the disk: the member drains now, and effects that could not be stored are never reported."""
-        self._is_ending = True
+        self._skips_failed_writes = True
 
     def _run_pending(self) -> None:
         self._retry_timer = None
@@ -78,7 +78,7 @@ class EffectRunner:
             try:
                 self._store_state(effects)
             except OSError as error:
-                self._has_failed = True
+                self._has_reported_problem = True
                 text = (
                     "the final drain is postponed"
                     if effects.store_generation is None
@@ -87,10 +87,10 @@ class EffectRunner:
                 self._problems.set_problem(
                     Reason.STATE_WRITE_FAILED, f"The member's state cannot be written, so {text}: {error}"
                 )
-                if not self._is_ending:
+                if not self._skips_failed_writes:
                     self._retry_timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._run_pending)
                     return
-                self._has_unstored = True
+                self._has_run_unstored = True
             self._pending.popleft()
             _log_effects(effects)
             for command in effects.commands:
@@ -100,8 +100,8 @@ class EffectRunner:
     def _store_state(self, effects: Effects) -> None:
         if effects.store_generation is not None or effects.store_final:
             self._state_store.store_state(obeyed_generation=effects.store_generation, final=effects.store_final)
-            if self._has_failed:  # clear no problem that ConfigFollower has reported
-                self._has_failed = False
+            if self._has_reported_problem:
+                self._has_reported_problem = False
                 self._problems.set_problem(Reason.STATE_WRITE_FAILED, "")
 
 

@@ -78,7 +78,7 @@ async def _listen_for_hook(agent: Agent, folder: str) -> asyncio.Server:
 
     async def start_drain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not agent.pod_drain_started.is_set():
-            agent.start_task(agent.drain())
+            agent.host.start_task(agent.drain())
         with suppress(ConnectionError):
             await agent.pod_drain_started.wait()
             writer.write(b".")

@@ -89,9 +89,8 @@ class MemberStatus:
 
     def report(self) -> FullReport:
         """Return the member's current report."""
-        report = full_report(
-            self._effect_runner.published_report, self._problems, self._member, self._readers, self.released_queues
-        )
+        published = self._effect_runner.published_report
+        report = full_report(published, self._problems, self._member, self._readers, self.released_queues)
         return msgspec.structs.replace(
             report,
             revision=self._revision,
@@ -108,10 +107,6 @@ class MemberStatus:
     def deliveries(self, start: int) -> DeliveriesPage:
         """Return one page of delivery counts by queue, from index `start`."""
         return self.delivery_counts.page(start, self._incarnation, self._readers, self._now())
-
-    def sample_deliveries(self) -> None:
-        """Sample how many messages are at the app, and for which queues messages wait."""
-        self.delivery_counts.sample(self._readers, self._now())
 
     async def wait_for_revision(self, after: int) -> None:
         """Wait until the report's revision differs from `after`."""

@@ -54,11 +54,14 @@ class Process:
     def duplicate(self) -> "Process":
         """Return a copy with timers and leases of its own."""
         member = copy(self.member)
-        member._lease_numbers = count(next(self.member._lease_numbers))
-        member.leases = {queue: copy(lease) for queue, lease in self.member.leases.items()}
-        for lease in member.leases.values():
-            lease.lease_numbers = member._lease_numbers
-        member._timers = list(self.member._timers)
+        table = copy(self.member._lease_table)
+        table._lease_numbers = count(next(self.member._lease_table._lease_numbers))
+        table.leases = {queue: copy(lease) for queue, lease in self.member.leases.items()}
+        for lease in table.leases.values():
+            lease.lease_numbers = table._lease_numbers
+        table._timers = list(self.member._lease_table._timers)
+        member._lease_table = table
+        member.leases = table.leases
         copied = Process(member, self.document, self.now)
         copied.pending_commands = dict(self.pending_commands)
         copied.consumed_leases = self.consumed_leases

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from time import time
 
-from rota.aio import BackgroundTasks, RateLimitedCall, loop_time
+from rota.aio import BackgroundTasks, RateLimitedCall, StallDetector, loop_time
 from rota.http_server import AdmissionLimit
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
@@ -27,7 +27,6 @@ from rota.logs import group_fields
 COALESCE_SECONDS = 0.02  # so that changes in quick succession cause one reconcile
 CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between requests for a group's consumers that brokers' notices cause
 STALL_CHECK_SECONDS = 0.5  # between two looks for a stall
-STALL_SECONDS = 5.0  # after a longer stall of the event loop, no silence of members counts
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +102,7 @@ class Controller:
         self.wall_time = wall_time
         self.specs = GroupSpecs(registry)
         self._is_observing = False  # whether a group was not observed yet since this operator began to lead
-        self._last_alive_at = 0.0  # when the event loop last looked for a stall
+        self._stall_detector = StallDetector(0.0)  # replaced when this operator begins to lead
         self._stall_timer: asyncio.TimerHandle | None = None  # while this operator leads
         self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
         self._tasks = BackgroundTasks()
@@ -195,7 +194,7 @@ class Controller:
             self._stall_timer.cancel()
             self._stall_timer = None
         if is_leading:
-            self._last_alive_at = loop_time()
+            self._stall_detector = StallDetector(loop_time())
             self._look_for_stall()
 
     def _handovers_first(self) -> list[QueuedGroup]:
@@ -211,11 +210,9 @@ class Controller:
 
         Otherwise one missing response before a stall would count as silence until its end, and the member as lost.
         """
-        now = loop_time()
-        seconds = now - self._last_alive_at
-        self._last_alive_at = now
-        if self.is_leading and seconds > STALL_SECONDS:
-            _log.warning("The operator was stalled for %.1f s; it observes all groups again", seconds)
+        stalled_seconds = self._stall_detector.observe(loop_time())
+        if self.is_leading and stalled_seconds:
+            _log.warning("The operator was stalled for %.1f s; it observes all groups again", stalled_seconds)
             for queued in self._handovers_first():
                 queued.group.reset_observations()
                 self.enqueue((queued.group.namespace, queued.group.name))

@@ -1,4 +1,1 @@
-"""Pure state machines of one member: the queues that it holds, how each is released, and how they share memory.
-
-Uses only values of `rota.documents`; no I/O and no clock.
-"""
+"""Pure state machines of one member: the queues that it holds, how each is released, and how they share memory."""

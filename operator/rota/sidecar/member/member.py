@@ -1,4 +1,4 @@
-"""State machine of a member: obeys assignments, drains, and reports; `queue_lifecycle` holds the table of one queue.
+"""State machine of a member: obeys assignments, drains, and reports; `lease_table` has the leases of its queues.
 
 No I/O and no clock. The sidecar's agent reads the assignment, passes events with their times, and carries out all
 returned Effects. It first writes `store_generation` and `store_final` to the emptyDir, synchronously, before it does or
@@ -7,17 +7,16 @@ queue is fetched under such a generation. The agent answers every Lock, FindStar
 has failed; the answer to Stop also answers Abort.
 """
 
-import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Literal
 
-from rota.documents import ASSIGNMENT_SCHEMA, Assignment, decode_assignment
+from rota.documents import ASSIGNMENT_SCHEMA, Assignment, Share, decode_assignment
 from rota.model import Queue
 from rota.ranges import to_ranges
 from rota.reports import Report
-from rota.sidecar.member.queue_lifecycle import Command, LeaseEvent, LeaseState, QueueLease
+from rota.sidecar.member.lease_table import LeaseTable
+from rota.sidecar.member.queue_lifecycle import Command, LeaseEvent, LeaseState
 
 # Seconds without a request for the report after which a restarted process takes over its predecessor's share. Longer
 # than the operator's longest poll, the age of a report on which it grants queues of an ended process, and a slow
@@ -59,23 +58,19 @@ class Member:
         self.uid = uid
         self.incarnation = 0  # see `set_incarnation`
         self.started = 0.0
-        # Last request for the report, or the first read of an assignment.
-        self._report_requested_at: float | None = None
-        self._resumed = False  # it has taken over the share of its predecessor, an earlier process of this pod
+        self._report_requested_at: float | None = None  # at first when an assignment was read
+        self._resumed = False  # whether it has taken over the share of its predecessor, an earlier process of this pod
         self.group = group
         self.orderly = orderly
-        self.drain_timeout = drain_timeout
         self.obeyed_generation = obeyed_generation
         self.final = final
         self.revision = 0
-        self.leases: dict[Queue, QueueLease] = {}  # every queue that is not released
+        self._lease_table = LeaseTable(drain_timeout)
+        self.leases = self._lease_table.leases  # every queue that is not released
         self._broker_reachability: dict[str, bool] = {}
         self._assignment: Assignment | None = None
         self._is_draining = final
         self._is_assignment_current = True
-        self._lease_numbers = count(1)
-        self._timers: list[tuple[float, Queue]] = []  # a heap; outdated entries are skipped
-        self._has_changed = False
         self._last_summary = self._summary()
         self._report: Report | None = None
 
@@ -89,8 +84,7 @@ class Member:
     @property
     def stuck_queues(self) -> dict[Queue, LeaseEvent]:
         """Return the queues that the member cannot start, each with its failure: Refused, Failed or ReaderFailed."""
-        stuck_leases = [lease for lease in self.leases.values() if lease.state is LeaseState.STUCK]
-        return {lease.queue: lease.last_failure for lease in stuck_leases if lease.last_failure}
+        return {queue: failure for queue, lease in self.leases.items() if (failure := lease.failure)}
 
     def apply_assignment(self, text: str | bytes | None, now: float, drain_timeout: float | None = None) -> Effects:
         """Obey a valid, newer assignment and apply the settings' drain timeout; else say why it is rejected."""
@@ -107,22 +101,18 @@ class Member:
             return Effects()
         if rejection := self._why_rejected(assignment):
             return Effects(rejection=rejection)
-        self.drain_timeout = self.drain_timeout if drain_timeout is None else drain_timeout
+        if drain_timeout is not None:
+            self._lease_table.drain_timeout = drain_timeout
         return self._obey_assignment(assignment, now)
 
     def _why_rejected(self, assignment: Assignment) -> str | None:
+        obeyed = self.obeyed_generation
         if self.group is not None and assignment.group != self.group:
             return f"The assignment is of group {assignment.group}, this member belongs to group {self.group}"
-        if assignment.generation < self.obeyed_generation:
-            return (
-                f"The assignment has generation {assignment.generation}; "
-                f"generation {self.obeyed_generation} is already in force"
-            )
-        if assignment.generation == self.obeyed_generation and self._assignment is not None:
-            return (
-                "The assignment differs from the assignment of the same generation "
-                f"{self.obeyed_generation} that is in force"
-            )
+        if assignment.generation < obeyed:
+            return f"The assignment has generation {assignment.generation}; generation {obeyed} is already in force"
+        if assignment.generation == obeyed and self._assignment is not None:
+            return f"The assignment differs from the assignment of the same generation {obeyed} that is in force"
         return None
 
     def _obey_assignment(self, assignment: Assignment, now: float) -> Effects:
@@ -133,42 +123,53 @@ class Member:
         assigned_queues = self._assigned_queues()
         commands: list[Command] = []
         for lease in list(self.leases.values()):
-            overruled = assignment.forced.get(lease.queue, 0) > previous  # another member may have consumed it
+            overruled = assignment.forced.get(lease.queue, 0) > previous  # another member may have consumed the queue
             if overruled or lease.queue not in assigned_queues:
-                commands += self._apply_event(lease, LeaseEvent.REVOKED, now)
+                commands += self._lease_table.apply_event(lease, LeaseEvent.REVOKED, now)
             if overruled:
                 lease.may_resume = False
                 lease.needs_lock_hold = True
-        commands += self._assign_queues(assigned_queues, now)
+        commands += self._start_assigned_queues(now)
         return self._build_effects(commands, store_generation=self.obeyed_generation)
 
     def _assigned_queues(self) -> Mapping[Queue, None]:
         """Return the queues that the obeyed assignment gives to this process; none while the member drains."""
         assignment = self._assignment
-        if self._is_draining or self.needs_takeover or assignment is None:
-            return {}
-        share = assignment.members.get(self.name)
-        if share is None or share.uid != self.uid:
+        share = self._share
+        if self._is_draining or self.needs_takeover or assignment is None or share is None:
             return {}
         return dict.fromkeys(share.queues if assignment.everyone is None else assignment.everyone)
+
+    def _start_assigned_queues(self, now: float) -> list[Command]:
+        forced = self._assignment.forced if self._assignment else {}
+        commands: list[Command] = []
+        for queue in self._assigned_queues():
+            commands += self._lease_table.assign(queue, now, orderly=self.orderly, needs_lock_hold=queue in forced)
+        return commands
+
+    @property
+    def _share(self) -> Share | None:
+        """The part of the obeyed assignment for this pod; None if it has none, or is for another pod of this name."""
+        share = self._assignment.members.get(self.name) if self._assignment else None
+        return share if share and share.uid == self.uid else None
 
     @property
     def needs_takeover(self) -> bool:
         """Whether the assignment names another process of this pod, so queues may be granted to other members."""
         named = self._named_incarnation
-        return named not in {0, self.incarnation} and not (self._resumed and named < self.incarnation)
+        if self._resumed and named < self.incarnation:  # the share of that process is taken over already
+            return False
+        return named not in {0, self.incarnation}
 
     @property
     def _named_incarnation(self) -> int:
-        """Return the incarnation of this pod that the assignment names; 0 if it names none."""
-        share = self._assignment.members.get(self.name) if self._assignment else None
-        return share.incarnation if share and share.uid == self.uid else 0
+        """The incarnation of this pod that the assignment names; 0 if it names none."""
+        return self._share.incarnation if self._share else 0
 
     def set_incarnation(self, incarnation: int, started: float) -> None:
         """Set the incarnation of this process, which is already on the emptyDir, and its start time."""
         self.incarnation = incarnation
         self.started = started
-        self._has_changed = True
         self._build_effects([])
 
     def note_report_request(self, now: float) -> None:
@@ -176,26 +177,11 @@ class Member:
         self._report_requested_at = now
 
     def _resume_at(self) -> float | None:
-        """Return when this process takes over its predecessor's share; None if it does not."""
-        is_successor = self.needs_takeover and self._named_incarnation < self.incarnation
-        if self._report_requested_at is None or not is_successor:
+        """Return when this process takes over its predecessor's share; None if a later process has it, or none."""
+        has_predecessor = self.needs_takeover and self._named_incarnation < self.incarnation
+        if self._report_requested_at is None or not has_predecessor:
             return None
         return self._report_requested_at + RESUME_SECONDS
-
-    def _take_over_share(self, now: float) -> list[Command]:
-        """Take over the predecessor's share: no operator is running that could grant it to other members."""
-        self._resumed = True
-        return self._assign_queues(self._assigned_queues(), now)
-
-    def _assign_queues(self, queues: Iterable[Queue], now: float) -> list[Command]:
-        forced = self._assignment.forced if self._assignment else {}
-        commands: list[Command] = []
-        for queue in queues:
-            lease = self.leases.get(queue) or QueueLease(
-                queue=queue, orderly=self.orderly, lease_numbers=self._lease_numbers, needs_lock_hold=queue in forced
-            )
-            commands += self._apply_event(lease, LeaseEvent.ASSIGNED, now)
-        return commands
 
     def on_event(
         self, event: LeaseEvent, queue: Queue, lease_number: int, now: float, sent_at: float | None = None
@@ -206,35 +192,21 @@ class Member:
         lease = self.leases.get(queue)
         if lease is None or lease.number != lease_number:
             return Effects()
-        return self._build_effects(self._apply_event(lease, event, now, sent_at or 0.0))
+        return self._build_effects(self._lease_table.apply_event(lease, event, now, sent_at or 0.0))
 
     def next_timer_at(self) -> float | None:
         """Return when `run_due_timers` is due next."""
-        due = [at for at in (self._next_lease_timer(), self._resume_at()) if at is not None]
-        return min(due, default=None)
-
-    def _next_lease_timer(self) -> float | None:
-        while self._timers:
-            at, queue = self._timers[0]
-            lease = self.leases.get(queue)
-            due = lease.next_timer() if lease else None
-            if due is not None and due[0] == at:
-                return at
-            heapq.heappop(self._timers)
-        return None
+        due_times = [at for at in (self._lease_table.next_timer_at(), self._resume_at()) if at is not None]
+        return min(due_times, default=None)
 
     def run_due_timers(self, now: float) -> Effects:
         """Apply all timers that are due; the caller has read the assignment before."""
         commands: list[Command] = []
         resume_at = self._resume_at()
-        is_resume_due = resume_at is not None and resume_at <= now
-        if is_resume_due and self._is_assignment_current:
-            commands += self._take_over_share(now)
-        while (at := self._next_lease_timer()) is not None and at <= now:
-            lease = self.leases[heapq.heappop(self._timers)[1]]
-            due = lease.next_timer()
-            if due is not None:
-                commands += self._apply_event(lease, due[1], now)
+        if resume_at is not None and resume_at <= now and self._is_assignment_current:
+            self._resumed = True  # no operator is running that could grant the share to other members
+            commands += self._start_assigned_queues(now)
+        commands += self._lease_table.run_due_timers(now)
         return self._build_effects(commands)
 
     def drain(self, *, final: bool, now: float) -> Effects:
@@ -244,7 +216,7 @@ class Member:
         self.final = self.final or final
         commands: list[Command] = []
         for lease in self.leases.values():
-            commands += self._apply_event(lease, LeaseEvent.REVOKED, now)
+            commands += self._lease_table.apply_event(lease, LeaseEvent.REVOKED, now)
             lease.may_resume = False
         return self._build_effects(commands, store_final=becomes_final)
 
@@ -253,13 +225,12 @@ class Member:
         if self.final or not self._is_draining:
             return Effects()
         self._is_draining = False
-        return self._build_effects(self._assign_queues(self._assigned_queues(), now))
+        return self._build_effects(self._start_assigned_queues(now))
 
     def set_broker_reachability(self, brokers: Mapping[str, bool]) -> None:
         """Replace the reachability of brokers in the report; brokers that are not named are no longer reported."""
         if self._broker_reachability != brokers:
             self._broker_reachability = dict(brokers)
-            self._has_changed = True
             self._build_effects([])
 
     def mark_stalled(self) -> None:
@@ -269,12 +240,9 @@ class Member:
     def may_deliver(self, queue: Queue, now: float, push_timeout: float) -> bool:
         """Whether a delivery of this queue may start now."""
         lease = self.leases.get(queue)
-        return (
-            self._is_assignment_current
-            and lease is not None
-            and lease.state is LeaseState.RUNNING
-            and lease.is_lock_trusted(now, push_timeout)
-        )
+        if lease is None or lease.state is not LeaseState.RUNNING:
+            return False
+        return self._is_assignment_current and lease.is_lock_trusted(now, push_timeout)
 
     def consuming_since(self, topic: str) -> float | None:
         """Return since when the group consumes a topic, in seconds since 1970; None if the assignment does not say."""
@@ -287,8 +255,7 @@ class Member:
     def report(self) -> Report:
         """Return a consistent snapshot of the member; the same value until something changes."""
         if self._report is None:
-            draining = [queue for queue, lease in self.leases.items() if lease.state is LeaseState.DRAINING]
-            held = [queue for queue, lease in self.leases.items() if lease.state is not LeaseState.DRAINING]
+            releasing = [queue for queue, lease in self.leases.items() if lease.state is LeaseState.DRAINING]
             self._report = Report(
                 member=self.name,
                 uid=self.uid,
@@ -299,39 +266,23 @@ class Member:
                 revision=self.revision,
                 state=self.state,
                 final=self.final,
-                held=to_ranges(held),
-                releasing=to_ranges(draining),
+                held=to_ranges(self.leases.keys() - releasing),
+                releasing=to_ranges(releasing),
                 brokers=self._broker_reachability,
             )
         return self._report
 
-    def _apply_event(self, lease: QueueLease, event: LeaseEvent, now: float, sent_at: float = 0.0) -> list[Command]:
-        previous_flags = _reported_flags(lease)
-        lease.drain_timeout = self.drain_timeout
-        commands = lease.on_event(event, now, sent_at)
-        if lease.state is LeaseState.RELEASED:
-            self.leases.pop(lease.queue, None)
-        else:
-            self.leases[lease.queue] = lease
-        if (due := lease.next_timer()) is not None:
-            heapq.heappush(self._timers, (due[0], lease.queue))
-        self._has_changed |= previous_flags != _reported_flags(lease)
-        return commands
-
-    def _summary(self) -> tuple[int, str, bool]:
-        return self.obeyed_generation, self.state, self.final
+    def _summary(self) -> tuple[object, ...]:
+        """Return a value that changes whenever the report does."""
+        member = (self.incarnation, self.started, self.obeyed_generation, self.state, self.final)
+        return (*member, self._lease_table.reported_changes, self._broker_reachability)
 
     def _build_effects(
         self, commands: list[Command], store_generation: int | None = None, *, store_final: bool = False
     ) -> Effects:
-        if self._has_changed or self._last_summary != self._summary():
-            self._has_changed = False
-            self._last_summary = self._summary()
+        summary = self._summary()
+        if self._last_summary != summary:
+            self._last_summary = summary
             self.revision += 1
             self._report = None
         return Effects(store_generation=store_generation, store_final=store_final, commands=tuple(commands))
-
-
-def _reported_flags(lease: QueueLease) -> tuple[bool, bool]:
-    """Return the properties of a queue that its member's report shows."""
-    return lease.state is LeaseState.RELEASED, lease.state is LeaseState.DRAINING

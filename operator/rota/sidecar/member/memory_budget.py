@@ -17,9 +17,9 @@ memory for it: it waits in a line, which is served first come, first served, and
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from rota.brokers.message import MAX_PROPERTIES_BYTES, MEBIBYTE, MESSAGE_OVERHEAD_BYTES
@@ -50,14 +50,14 @@ class _Part(Enum):
     ANY = auto()  # for a message that is too large even for the common part
 
 
+@dataclass(slots=True, eq=False)
 class MemoryReservation:
     """A queue's place in the line, and the memory that is reserved for it once it is granted."""
 
-    def __init__(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> None:
-        self.queue = queue
-        self.memory_bytes = memory_bytes
-        self.granted = False
-        self.on_granted = on_granted
+    queue: QueueMemory
+    memory_bytes: int
+    on_granted: Callable[[], None]
+    granted: bool = False
 
 
 class MemoryBudget:
@@ -117,7 +117,7 @@ class MemoryBudget:
 
     def _fits_common_part(self, queue: QueueMemory, memory_bytes: int) -> bool:
         """Whether the budget covers a message beyond its queue's share, and all shares of the other queues."""
-        peers = {*self._queues(), *self._pending} - {queue}
+        peers = (self._pending.keys() | self._queues()) - {queue}
         claimed_bytes = sum(max(self._held_bytes(peer), self._guaranteed_bytes(peer)) for peer in peers)
         return claimed_bytes + self._held_bytes(queue) + memory_bytes <= self.limit_bytes
 
@@ -126,7 +126,7 @@ class MemoryBudget:
 
         Pending memory of released queues does not count: it is free soon, so waiting for the common part is enough.
         """
-        peers = {*self._queues()} - {queue}
+        peers = set(self._queues()) - {queue}
         return sum(map(self._guaranteed_bytes, peers)) + memory_bytes > self.limit_bytes
 
     def _candidates(self) -> Iterator[tuple[MemoryReservation, _Part]]:
@@ -135,12 +135,12 @@ class MemoryBudget:
         Of messages beyond their queue's share, only the first is: until it is granted, the others are left out.
         """
         is_other_part_awaited = False
-        for waiting in [*self._waiting]:
+        for waiting in list(self._waiting):
             if self.is_within_share(waiting.queue, waiting.memory_bytes):
                 yield waiting, _Part.SHARE
             elif not is_other_part_awaited:
                 yield waiting, _Part.ANY if self._is_too_large(waiting.queue, waiting.memory_bytes) else _Part.COMMON
-                is_other_part_awaited = waiting in self._waiting
+                is_other_part_awaited = waiting in self._waiting  # unless the caller granted it
 
     def _promised_bytes(self) -> int:
         """Return the free memory that pulls leave to the line; the common part is kept free by `may_exceed_share`."""
@@ -226,11 +226,7 @@ class PullAdmission:
         """Return whether a message that takes this much memory is kept; counted until the admission is closed."""
         if not self._open:
             return True
-        is_kept = self._fits_queue(memory_bytes)
-        if is_kept:
-            reserved_bytes = self._release_reservation()
-            is_kept = memory_bytes <= reserved_bytes or self._take_from_budget(memory_bytes)
-        if not is_kept:
+        if not self._fits_queue(memory_bytes) or not self._take_memory(memory_bytes):
             self.refused_bytes = memory_bytes
             return False
         self._admitted_bytes += memory_bytes
@@ -239,14 +235,16 @@ class PullAdmission:
 
     def _fits_queue(self, memory_bytes: int) -> bool:
         window = self._queue.window
-        if not (self._admitted_bytes or window.unfinished_count):
+        if not self._admitted_bytes and not window.unfinished_count:
             return True  # a queue that holds nothing takes a message of any size
         return window.memory_bytes + self._admitted_bytes + memory_bytes <= self._queue.limits.max_bytes
 
-    def _take_from_budget(self, memory_bytes: int) -> bool:
-        """Whether the budget has memory for a message; if so, later messages of the pull cannot have it."""
+    def _take_memory(self, memory_bytes: int) -> bool:
+        """Whether the reservation or the budget has memory for a message; if so, later messages cannot have it."""
         budget = self._budget
         queue = self._queue
+        if memory_bytes <= self._release_reservation():
+            return True
         if not budget.is_within_share(queue, memory_bytes):
             return budget.may_exceed_share(queue, memory_bytes)
         if self._free_bytes is None:
@@ -268,9 +266,7 @@ class PullAdmission:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close: the window has the messages, or they are dropped."""
         self._open = False
         if self._reservation:

@@ -140,6 +140,11 @@ class QueueLease:
     may_resume: bool = False  # whether Assigned leads directly back to Running
     is_reassigned: bool = False  # assigned while it drains: starts again once drained
 
+    @property
+    def failure(self) -> LeaseEvent | None:
+        """Why the queue is stuck: Refused, Failed or ReaderFailed; None in other states."""
+        return self.last_failure if self.state is LeaseState.STUCK else None
+
     def on_event(self, event: LeaseEvent, now: float, sent_at: float = 0.0) -> list[Command]:
         """Apply an event and return its commands; with Locked, `sent_at` is the time of the lock request."""
         commands: list[Command] = []
@@ -210,6 +215,8 @@ class QueueLease:
 
     def _update_start(self, event: LeaseEvent, now: float, sent_at: float) -> None:
         match event:
+            case LeaseEvent.ASSIGNED | LeaseEvent.HOLD_OVER:
+                self._take_next_number()
             case LeaseEvent.ORDERLY | LeaseEvent.RENEW:
                 self.lock_requested_at = now
             case LeaseEvent.LOCKED:
@@ -224,8 +231,6 @@ class QueueLease:
                 self.last_failure = None
             case LeaseEvent.REFUSED | LeaseEvent.FAILED | LeaseEvent.READER_FAILED:
                 self._schedule_retry(event, now)
-            case _:
-                pass
 
     def _schedule_retry(self, event: LeaseEvent, now: float) -> None:
         """Schedule the retry: the pause doubles, but starts over for a reader that ran for MAX_BACKOFF_SECONDS."""
@@ -234,14 +239,12 @@ class QueueLease:
         self.backoff_seconds = min(max(1.0, 2 * self.backoff_seconds), MAX_BACKOFF_SECONDS)
         self.retry_at = now + self.backoff_seconds
         self.last_failure = event
-        if event is LeaseEvent.REFUSED:
+        if event is LeaseEvent.REFUSED:  # after a trusted lock, another consumer may have the queue: hold the next
             self.needs_lock_hold = self.needs_lock_hold or self.locked_at is not None
             self.locked_at = None
 
     def _update_drain(self, event: LeaseEvent, now: float) -> None:
         match event:
-            case LeaseEvent.ASSIGNED | LeaseEvent.HOLD_OVER:
-                self._take_next_number()
             case LeaseEvent.REVOKED:
                 self.is_reassigned = False
                 if self.state is not LeaseState.DRAINING:
@@ -252,8 +255,6 @@ class QueueLease:
             case LeaseEvent.DRAIN_TIMEOUT | LeaseEvent.DRAINED | LeaseEvent.UNLOCKED:
                 self.drain_deadline = None
                 self.may_resume = False
-            case _:
-                pass
 
     def _take_next_number(self) -> None:
         self.number = next(self.lease_numbers)

@@ -104,9 +104,8 @@ class QueueWindow:
         self.committed_offset = committed
         self.unfinished_bytes = 0
         self._deliver_after = IMMEDIATELY
-        for delivery in self.open_deliveries:
-            if delivery.reset_count == self._reset_count:
-                self._orphaned_bytes += sum(message.memory_bytes for message in delivery.unsettled.values())
+        for delivery in filter(self._is_current, self.open_deliveries):
+            self._orphaned_bytes += sum(message.memory_bytes for message in delivery.messages)
         self._reset_count += 1
         for collection in (self._undelivered, self._returned, self._handed_out, self._finished, self.extra_attempts):
             collection.clear()
@@ -115,6 +114,10 @@ class QueueWindow:
         """Continue at an offset that a user or the broker set; what this repeats is not counted against rebalances."""
         self.reset(start)
         self.max_sent_offset = None
+
+    def _is_current(self, event: OpenDelivery | Commit) -> bool:
+        """Whether a delivery or commit was started since the last reset: only such a one changes the window."""
+        return event.reset_count == self._reset_count
 
     @property
     def has_start_offset(self) -> bool:
@@ -170,7 +173,7 @@ class QueueWindow:
 
     def mark_sent(self, delivery: OpenDelivery) -> None:
         """Record that a delivery is being sent to the app; not called for a delivery that finds no listening app."""
-        if delivery.reset_count == self._reset_count and delivery.unsettled:
+        if self._is_current(delivery) and delivery.unsettled:
             last = max(delivery.unsettled)
             self.max_sent_offset = last if self.max_sent_offset is None else max(self.max_sent_offset, last)
 
@@ -190,7 +193,7 @@ class QueueWindow:
 
     def count_attempt(self, delivery: OpenDelivery, message: Message) -> None:
         """Count an attempt that the broker does not count; ignored for a delivery from before a reset."""
-        if delivery.reset_count == self._reset_count:
+        if self._is_current(delivery):
             self.extra_attempts[message.offset] = self.extra_attempts.get(message.offset, 0) + 1
 
     def finish_message(self, delivery: OpenDelivery, message: Message) -> None:
@@ -215,17 +218,20 @@ class QueueWindow:
             heappush(self._returned, (deliver_after, message.offset, message))
 
     def _close_message(self, delivery: OpenDelivery, message: Message) -> bool:
-        """Mark a message as no longer in flight; return whether it was, in a delivery since the last reset."""
+        """Mark a message as no longer in flight; return whether the window still counts it as unfinished.
+
+        It does not if the message was closed before, or if its delivery is from before a reset.
+        """
         if message.offset not in delivery.unsettled:
             return False
         del delivery.unsettled[message.offset]
         self.in_flight -= 1
         if not delivery.unsettled:
             del self.open_deliveries[delivery]
-        if delivery.reset_count == self._reset_count:
-            return True
-        self._orphaned_bytes -= message.memory_bytes
-        return False
+        is_current = self._is_current(delivery)
+        if not is_current:
+            self._orphaned_bytes -= message.memory_bytes
+        return is_current
 
     def next_commit(self) -> Commit | None:
         """Return the offset to commit, or None; wait for each answer, so that no commit overtakes another."""
@@ -235,12 +241,12 @@ class QueueWindow:
     def mark_committed(self, commit: Commit) -> None:
         """Record that the broker has a committed offset, unless it is known to have a higher one."""
         known_offset = -1 if self.committed_offset is None else self.committed_offset
-        if commit.reset_count == self._reset_count and commit.offset > known_offset:
+        if self._is_current(commit) and commit.offset > known_offset:
             self.committed_offset = commit.offset
 
     def skip_if_passed(self, commit: Commit, group_offset: int) -> bool:
         """Continue at the group's offset and return True if it is above the commit: others have consumed the queue."""
-        if commit.reset_count != self._reset_count or group_offset <= commit.offset:
+        if not self._is_current(commit) or group_offset <= commit.offset:
             return False
         self.reset(group_offset, group_offset)
         return True
@@ -283,9 +289,9 @@ class QueueWindow:
     @property
     def would_repeat(self) -> bool:
         """Whether the app would get messages again if another reader starts at the committed offset."""
-        return self.max_sent_offset is not None and (
-            self.committed_offset is None or self.max_sent_offset >= self.committed_offset
-        )
+        if self.max_sent_offset is None or self.committed_offset is None:
+            return self.max_sent_offset is not None
+        return self.max_sent_offset >= self.committed_offset
 
     @property
     def unfinished_count(self) -> int:

@@ -1,4 +1,1 @@
-"""Storage of the sidecar: mounted files, environment variables, and the state on its disk.
-
-May use `member`; no network.
-"""
+"""Storage of the sidecar: mounted files, environment variables, and the state on its disk."""

@@ -60,20 +60,21 @@ class MountedConfig:
 
     def read(self) -> MountedFiles | None:
         """Return both files of one generation; None if the folder is missing or cannot be read now."""
-        files = None
-        reason = ""
+        reason = ""  # a missing folder has none: it may be mounted later
         try:
             for _ in range(MAX_TRIES):
                 if (files := self._read_generation()) is not None:
-                    break
-            else:
-                reason = f"{DATA_LINK} points to a missing folder, or changes too often"
+                    self._logged_reason = ""
+                    return files
+            reason = f"{DATA_LINK} points to a missing folder, or changes too often"
+        except FileNotFoundError:
+            pass
         except OSError as error:
-            reason = "" if isinstance(error, FileNotFoundError) else str(error)
+            reason = str(error)
         if reason and reason != self._logged_reason:
             _log.warning("The configuration in %s cannot be read: %s", self._folder, reason)
         self._logged_reason = reason
-        return files
+        return None
 
     def _read_generation(self) -> MountedFiles | None:
         """Read from the current generation; None if it was removed during the read."""
@@ -126,9 +127,8 @@ class MountedConfig:
         link = None
         with suppress(OSError):
             link = (self._folder / DATA_LINK).readlink()
-        folder = self._files_path()
-        versions = [_file_version(folder / name) for name in (SETTINGS_FILE, PLAIN_KEY, GZIP_KEY)]
-        return (link, _identity(self._folder), *versions)
+        files = map(self._files_path().joinpath, (SETTINGS_FILE, PLAIN_KEY, GZIP_KEY))
+        return (link, _version(self._folder)[:2], *map(_version, files))
 
 
 def _read_file(folder: int, name: str) -> bytes | None:
@@ -142,19 +142,12 @@ def _read_file(folder: int, name: str) -> bytes | None:
         return None
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _version(path: Path) -> tuple[int, ...]:
+    """Return a value that changes with a file, and begins with the file's identity; empty if there is no file."""
     try:
         status = path.stat()
     except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _file_version(path: Path) -> tuple[int, ...] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
+        return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -181,8 +174,7 @@ class _InotifyWatch:
                 _log.warning("inotify is not available for %s (%s); the folder is polled instead", self._folder, error)
                 self._is_failure_logged = True
             watch = -1
-        is_other_folder = self._watch not in (watch, -1)  # adding a watch to the same folder returns the same number
-        if is_other_folder:
+        if self._watch not in (watch, -1):  # another folder: for the same one, libc returns the same number
             with suppress(OSError):  # the previous watch may have ended with its folder
                 _call_libc("inotify_rm_watch", self._descriptor, self._watch)
         self._watch = watch

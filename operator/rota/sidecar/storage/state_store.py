@@ -29,6 +29,8 @@ class SavedState(NamedTuple):
 
 
 class _StoredState(msgspec.Struct):
+    """A pod's uid, and the fields of SavedState in the same order."""
+
     uid: str
     obeyed: NonNegativeInt
     final: bool
@@ -82,10 +84,7 @@ class StateStore:
     def _write(self, state: SavedState) -> None:
         if self._uid is None:
             raise RuntimeError("Call load() first")
-        content = _StoredState(
-            uid=self._uid, obeyed=state.obeyed_generation, final=state.final, incarnation=state.incarnation
-        )
-        replace_within_quota(self._path.parent, self._path, content)
+        replace_within_quota(self._path.parent, self._path, _StoredState(self._uid, *state))
         self._saved = state
 
     def _read(self, uid: str) -> SavedState:
