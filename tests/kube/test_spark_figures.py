@@ -19,7 +19,7 @@ from rota.pipeline.common.spark_session import create_session
 from rota.pipeline.history.audit import intervals, violations
 from rota.pipeline.history.rollup import compute_rollup
 from rota.pipeline.ingest.facts import Facts, read_facts
-from rota.pipeline.replay.job import simulate_policies
+from rota.pipeline.replay.job import build_histories, persist_on_disk, replay_histories
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -116,7 +116,8 @@ def figures_of(facts: Facts) -> dict[str, Any]:
     ).collect()[0]
     [lasted] = facts.rebalance.agg(F.sum("seconds").alias("it")).collect()
     [handed] = intervals(facts).agg(F.sum("seconds").alias("it")).collect()
-    [played] = simulate_policies(facts, {}).results.select("moves", "problem").collect()
+    histories = persist_on_disk(build_histories(facts))
+    [played] = replay_histories(histories, {}).results.select("moves", "problem").collect()
     assert played["problem"] is None
     return {
         **sums.asDict(),

@@ -21,8 +21,9 @@ from rota.pipeline.replay.group_history import (
     build_history,
     planner_spec,
 )
-from rota.pipeline.replay.replay import DRAIN_SECONDS, OBEY_SECONDS, Replay
+from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
+from rota.pipeline.replay.simulated_fleet import DRAIN_SECONDS, OBEY_SECONDS
 from rota.pipeline.replay.traffic import TrafficModel
 from rota.pipeline.synthetic.histories import generate_history
 from rota.pipeline.synthetic.journaling_replay import JournalingReplay

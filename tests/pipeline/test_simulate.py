@@ -13,7 +13,14 @@ from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.ingest.facts import Facts, read_facts
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import compute_costs
-from rota.pipeline.replay.job import HEAVY_REPLAY_SIZE, Simulation, pair_policies, simulate_policies
+from rota.pipeline.replay.job import (
+    HEAVY_REPLAY_SIZE,
+    Simulation,
+    build_histories,
+    pair_policies,
+    persist_on_disk,
+    replay_histories,
+)
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 from rota.pipeline.report.formatting import describe_problem
@@ -67,7 +74,7 @@ def facts(spark: SparkSession, journal: Path) -> Facts:
 
 @pytest.fixture(scope="module")
 def simulation(facts: Facts) -> Simulation:
-    return simulate_policies(facts, POLICIES)
+    return replay_histories(persist_on_disk(build_histories(facts)), POLICIES)
 
 
 def test_generate_writes_the_journal_in_the_operators_layout(journal: Path) -> None:
@@ -142,7 +149,8 @@ def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     remaining = tmp_path / "date=2025-11-21" / "00-a.jsonl"
     remaining.parent.mkdir()
     remaining.write_bytes(b"\n".join([*lines, b""]))
-    rows = simulate_policies(read_facts(spark, str(tmp_path)), {}).results.collect()
+    histories = persist_on_disk(build_histories(read_facts(spark, str(tmp_path))))
+    rows = replay_histories(histories, {}).results.collect()
     problems = {row["group"]: row["problem"] for row in rows}
     assert problems.pop(group) == f"Group {group} has no owners record, with which a replay could start"
     assert {*problems.values()} == {None}

@@ -15,8 +15,10 @@ from rota.cli.options import (
     LOGIN_NAMES,
     LOGIN_OPTIONS,
     OUTPUT_OPTION,
+    PORT,
     WIDE_OUTPUT_OPTION,
     cluster_options,
+    default_option,
     group_file_options,
     log_options,
     operator_options,
@@ -111,7 +113,7 @@ def status(*, group: str | None, everywhere: bool, output: str, **options: Any) 
 
 
 @main.command()
-@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="The port on 127.0.0.1.")
+@default_option("--port", type=PORT, default=8080, help="The port on 127.0.0.1.")
 @cluster_options
 @report_user_errors
 def page(*, port: int, **options: Any) -> None:
@@ -139,7 +141,7 @@ def members(*, group: str, output: str, **options: Any) -> None:
 @main.command()
 @operator_options
 @click.argument("group")
-@click.option("--by", type=click.Choice(["queue", "lag"]), default="queue", show_default=True, help="Sort order.")
+@default_option("--by", type=click.Choice(["queue", "lag"]), default="queue", help="Sort order.")
 @click.option("--top", type=click.IntRange(min=1), help="Show only the first N queues of each kind of topic.")
 @OUTPUT_OPTION
 @report_user_errors
@@ -160,10 +162,10 @@ def strategies(output: str) -> None:
     from rota.strategies import REFERENCE_NAMES, STRATEGIES
 
     reference_names = {ours: reference for reference, ours in REFERENCE_NAMES.items()}
-    rows = [
-        {"strategy": name, "reference": reference_names.get(name, ""), "does": str(strategy.__doc__).partition("\n")[0]}
-        for name, strategy in STRATEGIES.items()
-    ]
+    rows: list[dict[str, str]] = []
+    for name, strategy in STRATEGIES.items():
+        summary = str(strategy.__doc__).partition("\n")[0]
+        rows.append({"strategy": name, "reference": reference_names.get(name, ""), "does": summary})
     print_value(rows, output, lambda: print_table(rows))
 
 
@@ -183,9 +185,7 @@ def completion(shell: str) -> None:
 @click.option("-f", "--filename", required=True, help="A file with one or more manifests ('-': stdin).")
 @click.option("--uninject", is_flag=True, help="Remove the group's label and sidecar instead.")
 @click.option("--image", default="", help="The sidecar's image; by default that of this version.")
-@click.option(
-    "--drain-timeout", default="30s", show_default=True, help="drainTimeout of the policy; pods get 15s more to end."
-)
+@default_option("--drain-timeout", default="30s", help="drainTimeout of the policy; pods get 15s more to end.")
 @click.option("--credentials-secret", default="", help="The Secret that the group's credentialsSecret names.")
 @click.option("--ca-secret", default="", help="The Secret that the group's tls.caSecret names.")
 @click.option("--client-secret", default="", help="The Secret that the group's tls.clientSecret names.")
@@ -208,29 +208,22 @@ def inject(**options: Any) -> None:
     multiple=True,
     help="A namespace to watch; repeatable. Default: all namespaces.",
 )
-@click.option(
-    "--own-namespace", envvar="POD_NAMESPACE", default="default", show_default=True, help="Namespace of the Lease."
-)
-@click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="Name of the operator's Lease.")
+@default_option("--own-namespace", envvar="POD_NAMESPACE", default="default", help="Namespace of the Lease.")
+@default_option("--lease", envvar="ROTA_LEASE", default="rota", help="Name of the operator's Lease.")
 @click.option("--identity", envvar="POD_NAME", default="", help="Identity in the Lease; default: the host name.")
 @click.option(
     "--pod-uid", envvar="POD_UID", default="", help="Uid of the pod, by which other replicas detect that it is gone."
 )
-@click.option("--address", envvar="POD_IP", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Port to listen on.")
-@click.option(
-    "--probe-port",
-    type=click.IntRange(1, 65535),
-    default=8081,
-    show_default=True,
-    help="Port for the kubelet's probes; serves only /healthz and /readyz.",
+@default_option("--address", envvar="POD_IP", default="127.0.0.1", help="Address to listen on.")
+@default_option("--port", type=PORT, default=8080, help="Port to listen on.")
+@default_option(
+    "--probe-port", type=PORT, default=8081, help="Port for the kubelet's probes; serves only /healthz and /readyz."
 )
-@click.option(
+@default_option(
     "--page-auth",
     envvar="ROTA_PAGE_AUTH",
     type=click.Choice(["None", "Kubernetes"]),
     default="None",
-    show_default=True,
     help="Access to the page and metrics: unauthenticated, or users of the cluster by their permissions, over TLS.",
 )
 @click.option(
@@ -242,14 +235,11 @@ def inject(**options: Any) -> None:
 @click.option(
     "--journal", envvar="ROTA_JOURNAL", default="", help="A folder for the journal; -: standard output; default: none."
 )
-@click.option(
-    "--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", show_default=True, help="Maximum size of the folder."
-)
-@click.option(
+@default_option("--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", help="Maximum size of the folder.")
+@default_option(
     "--queue-metrics/--no-queue-metrics",
     envvar="ROTA_QUEUE_METRICS",
     default=True,
-    show_default=True,
     help="Export metrics for each queue.",
 )
 @click.option(
@@ -262,27 +252,19 @@ def inject(**options: Any) -> None:
     "--max-queues",
     envvar="ROTA_MAX_QUEUES",
     type=click.IntRange(min=1),
-    default=None,
     help="Maximum number of queues of all groups together (default: 300000).",
 )
-@click.option(
+@default_option(
     "--document-schema",
     envvar="ROTA_DOCUMENT_SCHEMA",
     type=click.IntRange(1, 2),
     default=2,
-    show_default=True,
     help="Highest schema of written assignments; use 1 before a downgrade to a version that cannot read 2.",
 )
-@click.option(
-    "--fleets/--no-fleets",
-    envvar="ROTA_FLEETS",
-    default=True,
-    show_default=True,
-    help="Manage the Deployments of groups with a template.",
+@default_option(
+    "--fleets/--no-fleets", envvar="ROTA_FLEETS", default=True, help="Manage the Deployments of groups with a template."
 )
-@click.option(
-    "--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", default=None, help="Sidecar image in created Deployments."
-)
+@click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", help="Sidecar image in created Deployments.")
 @LOGIN_OPTIONS[0]
 @LOGIN_OPTIONS[1]
 @log_options
@@ -298,23 +280,20 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
     logs.configure(log_level, log_format)
     named = options.parse_namespaces(namespaces)
     login = LoginOptions(kubeconfig=values.pop("kubeconfig"), context=values.pop("context"))
-    chosen = options.Options(
-        namespaces=named, login=login, **{key: value for key, value in values.items() if value is not None}
-    )
-    sys.exit(operator.run_process(chosen))
+    given = {key: value for key, value in values.items() if value is not None}
+    sys.exit(operator.run_process(options.Options(namespaces=named, login=login, **given)))
 
 
 @main.command()
 @click.option("--group", "filename", required=True, help="A file with a ConsumerGroup and maybe its RebalancePolicy.")
 @click.option("--policy", help="Name of the policy in the file to use instead of spec.policyRef.")
-@click.option(
+@default_option(
     "--broker",
     default="memory",
-    show_default=True,
     help="HOST:PORT of a name server; or memory: a broker in this process, which receives input lines `TOPIC BODY`.",
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=9911, show_default=True, help="Port to listen on.")
-@click.option("--app-port", type=click.IntRange(1, 65535), help="The app's port (Pull: the port that the app calls).")
+@default_option("--port", type=PORT, default=9911, help="Port to listen on.")
+@click.option("--app-port", type=PORT, help="The app's port (Pull: the port that the app calls).")
 @click.option("--credentials", envvar="ROTA_CREDENTIALS", default="", help="A folder with accessKey and secretKey.")
 @click.option("--ca", "authorities", envvar="ROTA_CA", default="", help="A folder with ca.crt.")
 @click.option(

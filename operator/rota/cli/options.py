@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 - imports inside functions keep each command quick and small
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +17,18 @@ if TYPE_CHECKING:
     from rota.kube.client.login.kubeconfig import LoginOptions
 
 Command = Callable[..., None]
+PORT = click.IntRange(1, 65535)
 
-OUTPUT_OPTION = click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True
+default_option = partial(click.option, show_default=True)  # an option whose help ends with its default
+
+OUTPUT_OPTION = default_option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table")
+WIDE_OUTPUT_OPTION = default_option(
+    "-o", "--output", type=click.Choice(["table", "wide", "name", "json", "yaml"]), default="table"
 )
-
-
-WIDE_OUTPUT_OPTION = click.option(
-    "-o", "--output", type=click.Choice(["table", "wide", "name", "json", "yaml"]), default="table", show_default=True
-)
-
-
 LOGIN_OPTIONS = (
     click.option("--kubeconfig", help="The kubeconfig; by default KUBECONFIG or ~/.kube/config."),
     click.option("--context", help="The context of the kubeconfig; by default the current one."),
 )
-
 LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")
 
 
@@ -39,34 +36,31 @@ def log_options(command: Command) -> Command:
     """Add the logging options of a long-running command."""
     return _add_options(
         command,
-        click.option(
+        default_option(
             "--log-level",
             envvar="ROTA_LOG_LEVEL",
             type=click.Choice(LEVELS),
             default="info",
-            show_default=True,
             help="Log level; debug also logs requests to members and brokers.",
         ),
-        click.option(
+        default_option(
             "--log-format",
             envvar="ROTA_LOG_FORMAT",
             type=click.Choice(FORMATS),
             default="json",
-            show_default=True,
             help="Log format; text is for terminals.",
         ),
     )
 
 
 LEASE_OPTIONS = (
-    click.option(
+    default_option(
         "--operator-namespace",
         envvar="ROTA_OPERATOR_NAMESPACE",
         default="rota-system",
-        show_default=True,
         help="Namespace of the operator's Lease; not used with --operator.",
     ),
-    click.option("--lease", envvar="ROTA_LEASE", default="rota", show_default=True, help="Name of the Lease."),
+    default_option("--lease", envvar="ROTA_LEASE", default="rota", help="Name of the Lease."),
 )
 IMPERSONATION_OPTIONS = (
     click.option("--as", "impersonate", default="", help="Username to impersonate."),
@@ -82,11 +76,8 @@ def group_file_options(command: Command, *, required: bool = True) -> Command:
             "-f", "--filename", required=required, help="A ConsumerGroup, and maybe its RebalancePolicy ('-': stdin)."
         ),
         click.option("--policy", help="Name of the policy in the file to use instead of spec.policyRef."),
-        click.option(
-            "--members",
-            default="3",
-            show_default=True,
-            help="Number of members, or their names: a,b (with --foreign: client ids).",
+        default_option(
+            "--members", default="3", help="Number of members, or their names: a,b (with --foreign: client ids)."
         ),
         click.option("--queues", multiple=True, help="Queues of a topic: TOPIC=BROKER:N,BROKER:N; repeatable."),
         click.option("--name-server", help="Name server to read the existing queues from: host:9876."),

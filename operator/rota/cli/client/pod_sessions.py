@@ -21,7 +21,7 @@ READ_TIMEOUT_SECONDS = 60.0  # the page receives events at least every 15 s
 
 
 class PodSessions:
-    """A connection to the leading pod; it is replaced when another pod leads.
+    """A connection to the leading pod from the first request on; it is replaced when another pod leads.
 
     After the user's client certificate was renewed, further requests use another session; requests on the old one are
     completed.
@@ -38,11 +38,9 @@ class PodSessions:
         self._connect_lock = asyncio.Lock()  # requests of `rota page` arrive concurrently
 
     async def __aenter__(self) -> Self:
-        """Return without connecting; the first request connects."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close the connection."""
         await self._exit_stack.aclose()
 
     async def fetch(self, pod: str, path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
@@ -62,10 +60,8 @@ class PodSessions:
         """Send a request; if `is_secure`, over TLS and with the user's credentials."""
         async with self._connect_lock:
             forward, renewed_session = await self._connect(pod)
-        url = URL(
-            f"{'https' if is_secure else 'http'}://{LOOPBACK_ADDRESS}:{forward.local_port}{path_and_query}",
-            encoded=True,
-        )
+        origin = f"{'https' if is_secure else 'http'}://{LOOPBACK_ADDRESS}:{forward.local_port}"
+        url = URL(f"{origin}{path_and_query}", encoded=True)
         sent = {**headers, **(self._login.headers if is_secure else {})}
         try:
             async with renewed_session.request("GET", url, headers=sent, allow_redirects=False) as (_, response):

@@ -27,6 +27,7 @@ from rota.timestamps import parse_time
 
 logging.getLogger("rota").addHandler(logging.NullHandler())  # failures are printed as one sentence, without log lines
 OPERATOR_OPTION_HINT = "or give --operator with its address"  # for commands that have this option
+REJECTED_LOGIN = "The API server rejects the credentials of the kubeconfig; log in again"
 ANONYMOUS_USER = "system:anonymous"  # the user of requests without credentials
 
 
@@ -76,13 +77,11 @@ def _with_option_hint(error: NoConnectionError) -> InvalidResponseError:
 
 def check_names(namespace: str, lease: str) -> None:
     """Raise ValueError unless both are valid Kubernetes names."""
-    for option, name, is_valid in (
-        ("--operator-namespace", namespace, is_dns_label),
-        ("--lease", lease, is_dns_subdomain),
-    ):
-        if not is_valid(name):
-            problem = f"{option} {name!r} is not a valid name; give the operator's, rota-system and rota by default"
-            raise ValueError(problem)
+    remedy = "give the operator's, rota-system and rota by default"
+    if not is_dns_label(namespace):
+        raise ValueError(f"--operator-namespace {namespace!r} is not a valid name; {remedy}")
+    if not is_dns_subdomain(lease):
+        raise ValueError(f"--lease {lease!r} is not a valid name; {remedy}")
 
 
 class LeaderAddress(NamedTuple):
@@ -90,7 +89,7 @@ class LeaderAddress(NamedTuple):
 
     pod: str
     lease: LeaseSpec
-    authenticates_users: bool  # whether it authenticates its users
+    authenticates_users: bool
 
 
 async def log_in(login_options: LoginOptions) -> Login:
@@ -112,9 +111,8 @@ async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
     except ApiError as error:
         raise NoConnectionError(_describe_lease_error(error, namespace, name)) from None
     holder = _leading_pod(lease.spec, namespace, name)
-    return LeaderAddress(
-        holder, lease.spec, lease.metadata.annotations.get(PAGE_AUTH_ANNOTATION) == PAGE_AUTH_KUBERNETES
-    )
+    page_auth = lease.metadata.annotations.get(PAGE_AUTH_ANNOTATION)
+    return LeaderAddress(holder, lease.spec, authenticates_users=page_auth == PAGE_AUTH_KUBERNETES)
 
 
 def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
@@ -124,21 +122,17 @@ def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
         problem = f"{message}; check that the operator runs. Until then the conditions of groups are not updated"
         raise InvalidResponseError(problem)
     if not is_dns_subdomain(spec.holder_identity):
-        raise NoConnectionError(
-            f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}, which is not a valid pod "
-            "name; run the operator in the cluster"
-        )
+        held = f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}"
+        raise NoConnectionError(f"{held}, which is not a valid pod name; run the operator in the cluster")
     return spec.holder_identity
 
 
 def _describe_lease_error(error: ApiError, namespace: str, lease: str) -> str:
     if error.is_not_found:
-        return (
-            f"There is no Lease {lease} in namespace {namespace}; check that the operator runs, "
-            "or give --operator-namespace or --lease"
-        )
+        remedy = "check that the operator runs, or give --operator-namespace or --lease"
+        return f"There is no Lease {lease} in namespace {namespace}; {remedy}"
     if error.status == HTTPStatus.UNAUTHORIZED or ANONYMOUS_USER in str(error):
-        return _describe_rejected_login()
+        return REJECTED_LOGIN
     if error.status == HTTPStatus.FORBIDDEN and "impersonate" in str(error):
         return f"The API server does not let you impersonate that user: {error}; remove --as"
     if error.status == HTTPStatus.FORBIDDEN:
@@ -146,16 +140,12 @@ def _describe_lease_error(error: ApiError, namespace: str, lease: str) -> str:
     return f"The Lease {lease} in namespace {namespace} cannot be read: {error}; try again"
 
 
-def _describe_rejected_login() -> str:
-    return "The API server rejects the credentials of the kubeconfig; log in again"
-
-
 def _describe_refusal(status: int, message: str, namespace: str, lease: str, leader: LeaderAddress) -> str:
     """Return the sentence that explains why the request to the leading pod failed."""
     pod = leader.pod
     spec = leader.lease
     if status == HTTPStatus.UNAUTHORIZED:
-        return f"{_describe_rejected_login()}, {OPERATOR_OPTION_HINT}"
+        return f"{REJECTED_LOGIN}, {OPERATOR_OPTION_HINT}"
     if status == HTTPStatus.FORBIDDEN:
         permission = f"ask for get on pods/proxy in namespace {namespace}"
         return f"You have no permission to send requests to the leading pod {pod}; {permission}, {OPERATOR_OPTION_HINT}"
@@ -168,9 +158,8 @@ def _describe_refusal(status: int, message: str, namespace: str, lease: str, lea
         missing = f"{pod} holds the Lease {lease}, but is not a pod in namespace {namespace}"
         remedy = f"wait until another pod becomes leader, {OPERATOR_OPTION_HINT}"
         return f"The operator cannot be reached: {missing}; {remedy}"
-    return (
-        f"The API server cannot reach pod {pod} in namespace {namespace}: {message}; try again, {OPERATOR_OPTION_HINT}"
-    )
+    remedy = f"try again, {OPERATOR_OPTION_HINT}"
+    return f"The API server cannot reach pod {pod} in namespace {namespace}: {message}; {remedy}"
 
 
 def _overdue_seconds(lease: LeaseSpec) -> float:

@@ -39,7 +39,5 @@ def _decode(body: bytes, response_type: type[T], fallback_reason: str = "") -> T
         return msgspec.json.decode(body, type=response_type)
     except (msgspec.DecodeError, RecursionError) as error:
         detail = fallback_reason or str(error)
-        raise InvalidResponseError(
-            f"The response is not from an operator of this version ({detail}); check the address and the operator's "
-            "version"
-        ) from None
+        problem = f"The response is not from an operator of this version ({detail})"
+        raise InvalidResponseError(f"{problem}; check the address and the operator's version") from None

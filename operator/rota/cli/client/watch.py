@@ -71,7 +71,6 @@ def print_response(request: WatchRequest[T], target: Target, *, output: str, wat
 
 
 def _connect(target: Target) -> AbstractAsyncContextManager[SendRequest]:
-    """Return a context manager for the connection to the operator."""
     if target.operator is not None:
         if target.login.impersonate or target.login.impersonate_groups:
             raise ValueError("--as works only through the API server, not with --operator; remove one of them")

@@ -35,43 +35,41 @@ def _collect_reasons(
     explain = partial(
         explain_all, policy.strategy, roster, owners, options=strategy_options, present=inputs.current_owners
     )
-    queues = [parse_queue(queue)] if queue is not None else _moving_queues(roster, owners.tolist())
+    planned = owners.tolist()
+    queues = [parse_queue(queue)] if queue is not None else _moving_queues(roster, planned)
     if queues:
-        return {"queues": _queue_rows(roster, owners.tolist(), queues, explain(queues))}
-    shares = roster.assignment(owners.tolist())
+        return {"queues": _queue_rows(roster, planned, queues, explain(queues))}
+    shares = roster.assignment(planned)
     first_queues = {member: share[0] for member, share in shares.items() if share}
     reasons = dict(zip(first_queues, explain(first_queues.values()), strict=True))
-    return {"members": _member_rows(shares, reasons, len(owners))}
+    return {"members": _member_rows(shares, reasons, len(planned))}
 
 
 def _moving_queues(roster: Roster, owners: list[int]) -> list[Queue]:
     """Return the queues whose owner changes; none if no queue had an owner before."""
-    had_owners = any(owner != NO_OWNER for owner in roster.owners)
-    if not had_owners:
+    if set(roster.owners) <= {NO_OWNER}:
         return []
     changes = zip(roster.queues, roster.owners, owners, strict=True)
-    return [queue for queue, was, now in changes if was != now]
+    return [queue for queue, previous, planned in changes if previous != planned]
 
 
 def _queue_rows(roster: Roster, owners: list[int], queues: list[Queue], reasons: list[str]) -> list[dict[str, Any]]:
     previous = dict(zip(roster.queues, roster.owners, strict=True))
     planned = dict(zip(roster.queues, owners, strict=True))
-    return [
-        {**describe_move(roster, queue, previous[queue], planned[queue]), "why": reason}
-        for queue, reason in zip(queues, reasons, strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for queue, reason in zip(queues, reasons, strict=True):
+        move = describe_move(roster, queue, previous[queue], planned[queue])
+        rows.append({**move, "why": reason})
+    return rows
 
 
 def _member_rows(shares: Mapping[str, list[Queue]], examples: Mapping[str, str], total: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "member": member,
-            "count": len(share),
-            "why": f"{member} owns {len(share)} of {total} queues"
-            + (f"; for example, {examples[member]}" if share else ""),
-        }
-        for member, share in shares.items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for member, share in shares.items():
+        example = f"; for example, {examples[member]}" if share else ""
+        why = f"{member} owns {len(share)} of {total} queues{example}"
+        rows.append({"member": member, "count": len(share), "why": why})
+    return rows
 
 
 def print_reasons(result: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rota.cli.console.inputs import YAML_ERRORS, display_name, read_text
+from rota.cli.console.inputs import display_name, manifest_name, read_text, translate_yaml_errors
 from rota.kube.client.objects import GROUP_LABEL
 from rota.kube.workload.injection import inject, remove_sidecar
 from rota.kube.workload.sidecar_container import IMAGE, SidecarSpec, default_image
@@ -21,9 +21,8 @@ WORKLOAD_API_VERSIONS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "Dae
 MAX_NAMED_OBJECTS = 5  # names of unchanged objects in the message
 LINE_WIDTH = 1_000_000  # of YAML output: no line is wrapped
 
-_LEADING_COMMENTS = re.compile(
-    r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*"
-)  # comments before a document, and its `---`
+# Comments before a document, and its `---`.
+_LEADING_COMMENTS = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,9 +54,7 @@ def _configure_yaml() -> None:
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     """Represent a string so that kubectl reads it as one: for kubectl y is true, and 1e3 and 089 are numbers."""
     is_ambiguous = re.fullmatch(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+", text)
-    style = "'" if is_ambiguous else None
-    if "\n" in text:
-        style = "|"
+    style = "|" if "\n" in text else "'" if is_ambiguous else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -74,9 +71,8 @@ class InjectRequest(NamedTuple):
 
 def run(options: Mapping[str, Any]) -> None:
     """Print the manifests with the sidecar in them, and list unchanged objects on standard error."""
-    text, unchanged = rewrite_manifests(
-        read_text(options["filename"]), display_name(options["filename"]), read_request(options)
-    )
+    filename = options["filename"]
+    text, unchanged = rewrite_manifests(read_text(filename), display_name(filename), read_request(options))
     print(text, end="")
     if unchanged:
         more = f" and {len(unchanged) - MAX_NAMED_OBJECTS} more" if len(unchanged) > MAX_NAMED_OBJECTS else ""
@@ -118,27 +114,19 @@ def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tu
             has_workload = has_workload or _is_workload(previous)
             if previous == updated and (request.uninject or not _is_workload(previous)):
                 unchanged.append(_describe_object(previous))
-        pieces.append(
-            piece if changed == document else _leading_text(piece, first=not pieces) + _dump_document(changed)
-        )
+        if changed != document:
+            piece = _leading_text(piece, first=not pieces) + _dump_document(changed)  # noqa: PLW2901 - the new text
+        pieces.append(piece)
     if not has_workload:
-        kinds = ", ".join(WORKLOAD_API_VERSIONS)
-        remedy = "add one, or let Rota create the pods by spec.template"
-        raise ValueError(f"{source_name} contains none of {kinds}; {remedy}")
+        problem = f"{source_name} contains none of {', '.join(WORKLOAD_API_VERSIONS)}"
+        raise ValueError(f"{problem}; add one, or let Rota create the pods by spec.template")
     return "".join(pieces), unchanged
 
 
 def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
-    """Yield each document as text and as a value."""
-    try:
+    with translate_yaml_errors(source_name, "Kubernetes manifests"):
         starts = [event.start_mark for event in yaml.parse(text, _Loader) if isinstance(event, yaml.DocumentStartEvent)]
         values = list(yaml.load_all(text, _Loader))
-    except RecursionError:
-        raise ValueError(f"{source_name} is nested too deeply") from None
-    except YAML_ERRORS as error:
-        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{source_name} is not valid YAML{line}; give Kubernetes manifests") from None
     cuts = [0, *(mark.index for mark in starts[1:] if mark), len(text)]
     for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):
         yield text[start:end], value
@@ -204,6 +192,5 @@ def _is_workload(document: dict[Any, Any]) -> bool:
 
 
 def _describe_object(document: dict[Any, Any]) -> str:
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
+    name = manifest_name(document)
     return f"{document.get('kind', 'an object without a kind')}{f' {name}' if name else ''}"

@@ -70,9 +70,8 @@ async def serve_until_cancelled(target: Target, port: int) -> None:
         app = web.Application()
         app.add_routes([web.get("/{path:.*}", _Relay(api, sessions, target).respond, allow_head=False)])
         runner = await listen(app, ADDRESS, port, "; give another --port")
-        print_line(
-            f"The page is at http://{ADDRESS}:{port}/ until Ctrl-C; every process on this machine can read it there"
-        )
+        url = f"http://{ADDRESS}:{port}/"
+        print_line(f"The page is at {url} until Ctrl-C; every process on this machine can read it there")
         sys.stdout.flush()
         try:
             await asyncio.Event().wait()

@@ -8,7 +8,7 @@ from typing import Any
 from rota import planner
 from rota.cli.console.inputs import GroupInputs
 from rota.cli.console.output import describe_move, print_table
-from rota.model import NO_OWNER
+from rota.model import NO_OWNER, Queue
 from rota.planner.target import UNMANAGED_POLICY
 from rota.ranges import from_ranges, to_ranges
 from rota.sentences import pluralize
@@ -24,18 +24,22 @@ def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
     else:
         owners = planner.compute_owners(policy, roster, planner.StrategyInputs(inputs.rooms)).tolist()
     shares = roster.assignment(owners)
-    unassigned = to_ranges(queue for queue, owner in zip(roster.queues, owners, strict=True) if owner == NO_OWNER)
-    counts = [len(share) for share in shares.values()]
-    pairs = zip(roster.queues, roster.owners, owners, strict=True)
-    moves = [describe_move(roster, queue, was, now) for queue, was, now in pairs if was not in {NO_OWNER, now}]
+    unassigned: list[Queue] = []
+    moves: list[dict[str, Any]] = []
+    for queue, previous, planned in zip(roster.queues, roster.owners, owners, strict=True):
+        if planned == NO_OWNER:
+            unassigned.append(queue)
+        if previous not in {NO_OWNER, planned}:
+            moves.append(describe_move(roster, queue, previous, planned))
+    counts = list(map(len, shares.values()))
     return {
         "strategy": policy.strategy,
-        "members": {member: to_ranges(share) for member, share in shares.items()},
+        "members": dict(zip(shares, map(to_ranges, shares.values()), strict=True)),
         "moves": moves,
         "spread": {"least": min(counts), "most": max(counts)},
         "idle": [member for member, share in shares.items() if not share],
-        "foreign": unassigned if unmanaged else {},
-        "unowned": {} if unmanaged else unassigned,
+        "foreign": to_ranges(unassigned) if unmanaged else {},
+        "unowned": {} if unmanaged else to_ranges(unassigned),
         "notes": _notes(inputs, len(moves)),
     }
 
@@ -45,21 +49,18 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
     budget = inputs.policy.budget
     roster = inputs.roster
     notes = []
-    missing_owners = [name for name in inputs.current_owners.values() if name not in set(roster.members)]
-    if missing_owners:
+    members = set(roster.members)
+    if missing_owners := [name for name in inputs.current_owners.values() if name not in members]:
         names = ", ".join(sorted(set(missing_owners))[:3])
         belong = "queue belongs" if len(missing_owners) == 1 else "queues belong"
         notes.append(f"missing: {len(missing_owners)} {belong} to members that do not exist, such as {names}")
-    unknown_topics = {subscription.topic for subscription in inputs.group.subscriptions} - {
-        run.topic for run in roster.runs
-    }
-    if unknown_topics:
+    topics = {subscription.topic for subscription in inputs.group.subscriptions}
+    if unknown_topics := topics.difference(run.topic for run in roster.runs):
         notes.append(f"unknown: topics without queues: {', '.join(sorted(unknown_topics))}")
     if inputs.client_ids and not inputs.unmanaged:
         names = ", ".join(inputs.client_ids[:3]) + (", …" if len(inputs.client_ids) > 3 else "")  # noqa: PLR2004 - are enough
-        notes.append(
-            f"connected: {pluralize(len(inputs.client_ids), 'consumer')} in the group now: {names}; see --foreign"
-        )
+        consumers = pluralize(len(inputs.client_ids), "consumer")
+        notes.append(f"connected: {consumers} in the group now: {names}; see --foreign")
     if inputs.group.paused:
         notes.append("paused: the group is paused, so its members release everything")
     if inputs.policy.paused:
@@ -80,11 +81,10 @@ def print_preview(preview: dict[str, Any], *, diff: bool) -> None:
     else:
         print_table([{"member": member, **_share_columns(ranged)} for member, ranged in preview["members"].items()])
     spread = preview["spread"]
-    idle = preview["idle"]
     moves = pluralize(len(preview["moves"]), "move")
     print(f"{preview['strategy']}: {spread['least']} to {spread['most']} queues per member, {moves}")
-    if idle:
-        print(f"idle: {', '.join(idle)}")
+    if preview["idle"]:
+        print(f"idle: {', '.join(preview['idle'])}")
     for whose in ("foreign", "unowned"):
         if preview[whose]:
             print(f"{whose}: {_share_columns(preview[whose])['queues']}")
@@ -93,5 +93,7 @@ def print_preview(preview: dict[str, Any], *, diff: bool) -> None:
 
 
 def _share_columns(ranged: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    ranges = (f"{topic}/{broker}/{ids}" for topic, brokers in ranged.items() for broker, ids in brokers.items())
+    ranges: list[str] = []
+    for topic, brokers in ranged.items():
+        ranges += [f"{topic}/{broker}/{ids}" for broker, ids in brokers.items()]
     return {"count": len(from_ranges(ranged)), "queues": "  ".join(ranges)}

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -52,9 +52,8 @@ def run(options: Mapping[str, Any]) -> None:
     group = replace(group, group=group.group or name)
     if not group.group:
         raise ValueError(f"The ConsumerGroup in {display_name(options['filename'])} has no metadata.name; give it one")
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="rota-")))
-        identity = _pod_identity(folder, options)
+    with TemporaryDirectory(prefix="rota-") as folder:
+        identity = _pod_identity(Path(folder), options)
         asyncio.run(_run_member(identity, _apply_options(group, options), policy.handover.drain_timeout, options))
 
 
@@ -97,7 +96,8 @@ async def _run_member(
     background = [documents.assign_queues(source.brokers)]
     if source.memory_cluster:
         background.append(_send_lines(source.memory_cluster))
-        click.echo(f"Type `TOPIC BODY` to send a message; topics: {_topic_names(group)}. Ctrl-C stops.", err=True)
+        topics = ", ".join(_topic_names(group))
+        click.echo(f"Type `TOPIC BODY` to send a message; topics: {topics}. Ctrl-C stops.", err=True)
     stopping = asyncio.Event()
     _stop_on_signal(stopping)
     tasks = [asyncio.create_task(coroutine) for coroutine in background]
@@ -124,14 +124,14 @@ def _stop_on_signal(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, end)
 
 
-def _topic_names(group: GroupSpec) -> str:
-    return ", ".join(subscription.topic for subscription in group.subscriptions)
+def _topic_names(group: GroupSpec) -> list[str]:
+    return [subscription.topic for subscription in group.subscriptions]
 
 
 async def _connect_memory(group: GroupSpec) -> MessageSource:
     memory = MemoryCluster()
-    for subscription in group.subscriptions:
-        await memory.create_topic(subscription.topic, BROKER, QUEUES_PER_TOPIC)
+    for topic in _topic_names(group):
+        await memory.create_topic(topic, BROKER, QUEUES_PER_TOPIC)
     return MessageSource(memory, lambda _, membership: MemoryConsumer(memory, membership), memory)
 
 
@@ -152,8 +152,7 @@ class _LocalConfigWriter:
 
     def write_group_settings(self, drain_timeout: float) -> None:
         """Write the group's settings."""
-        created = format_time(time.time())
-        self._write("group.json", encode_settings("", self._group, drain_timeout, created))
+        self._write("group.json", encode_settings("", self._group, drain_timeout, format_time(time.time())))
 
     async def assign_queues(self, brokers: Brokers) -> None:
         """Assign every queue to the member, including queues that are created later."""
@@ -170,11 +169,12 @@ class _LocalConfigWriter:
         queues: list[Queue] = []
         missing = []
         retries = [] if self._group.message_model == "Broadcasting" else [f"{RETRY_TOPIC_PREFIX}{self._group.group}"]
-        for topic in [*(subscription.topic for subscription in self._group.subscriptions), *retries]:
+        for topic in [*_topic_names(self._group), *retries]:
             try:
                 queues += await brokers.queues(topic)
-            except NotFoundError:  # the first member creates the retry topic
-                missing += [topic] if topic not in retries else []
+            except NotFoundError:
+                if topic not in retries:  # those are created by the first member
+                    missing.append(topic)
             except BrokerError as error:
                 self._print_if_changed(str(error))
                 return None

@@ -43,10 +43,8 @@ def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: b
     namespace = None if everywhere else scope.namespace
 
     def select_namespace(reply: schema.GroupList) -> schema.GroupList:
-        """Return only the groups in the requested namespace."""
-        return msgspec.structs.replace(
-            reply, groups=[row for row in reply.groups if namespace in {None, row.namespace}]
-        )
+        groups = [row for row in reply.groups if namespace in {None, row.namespace}]
+        return msgspec.structs.replace(reply, groups=groups)
 
     return WatchRequest(
         "/v1/groups",
@@ -73,8 +71,10 @@ def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequ
     def select_queues(detail: schema.GroupDetail) -> schema.GroupDetail:
         """Return the first `top` queues of each kind, in the requested order."""
         ordered = sorted(detail.queues, key=_lag_sort_key) if by == "lag" else detail.queues
-        kinds = [[queue for queue in ordered if queue.kind == kind][:top] for kind in ("Subscribed", "Retry")]
-        return msgspec.structs.replace(detail, queues=[queue for kind in kinds for queue in kind])
+        selected: list[schema.QueueDetail] = []
+        for kind in ("Subscribed", "Retry"):
+            selected += [queue for queue in ordered if queue.kind == kind][:top]
+        return msgspec.structs.replace(detail, queues=selected)
 
     return WatchRequest(_group_path(group, scope), schema.GroupDetail, _print_lag, select=select_queues)
 
@@ -98,31 +98,22 @@ def _lag_sort_key(queue: schema.QueueDetail) -> float:
 def _print_groups(reply: schema.GroupList, namespace: str | None, *, wide: bool) -> None:
     if not reply.groups:
         where = "the namespaces that the operator watches" if namespace is None else f"namespace {namespace}"
-        print_line(
-            f"There is no group in {where}" + ("" if namespace is None else "; -A shows those in all namespaces")
-        )
-    print_rows(
-        [
-            _summary_row(row, f"{row.namespace}/{row.name}" if namespace is None else row.name, wide=wide)
-            for row in reply.groups
-        ]
-    )
+        hint = "" if namespace is None else "; -A shows those in all namespaces"
+        print_line(f"There is no group in {where}{hint}")
+    print_rows([_summary_row(row, wide=wide, with_namespace=namespace is None) for row in reply.groups])
     _print_standby_hint(reply.operator)
 
 
-def _summary_row(group: schema.GroupSummary, name: str, *, wide: bool) -> dict[str, str]:
-    last = group.last_rebalance
+def _summary_row(group: schema.GroupSummary, *, wide: bool, with_namespace: bool) -> dict[str, str]:
     columns = {
-        "group": name,
+        "group": f"{group.namespace}/{group.name}" if with_namespace else group.name,
         "ready": f"{'yes' if group.ready else 'no'} ({or_unknown(group.reason)})",
         "members": format_number(group.members) + (f" ({group.idle} idle)" if group.idle > 0 else ""),
         "queues": format_number(group.queues) + (f" ({group.unowned} unowned)" if group.unowned > 0 else ""),
         "lag": format_number(group.lag, is_estimate=group.estimate),
         "delay": format_duration(group.delay),
         "strategy": or_unknown(group.strategy),
-        "last rebalance": f"{last.reason} {format_age(last.at)}, {_describe_moves(last, is_moving=group.moving)}"
-        if last
-        else "none",
+        "last rebalance": _describe_rebalance(group.last_rebalance, is_moving=group.moving),
     }
     wide_columns = {
         "generation": format_number(group.generation),
@@ -133,16 +124,20 @@ def _summary_row(group: schema.GroupSummary, name: str, *, wide: bool) -> dict[s
     return columns | wide_columns if wide else columns
 
 
-def _describe_moves(rebalance: Rebalance, *, is_moving: bool) -> str:
-    """Describe the result of a rebalance; its numbers are known only after its end."""
+def _describe_rebalance(rebalance: Rebalance | None, *, is_moving: bool) -> str:
+    """Describe the last rebalance; its numbers are known only after its end."""
+    if rebalance is None:
+        return "none"
+    start = f"{rebalance.reason} {format_age(rebalance.at)}"
     if rebalance.seconds is None and is_moving:
-        return "in progress"
-    return f"{pluralize(rebalance.moved, 'queue')} moved" + (f", {rebalance.forced} forced" if rebalance.forced else "")
+        return f"{start}, in progress"
+    forced = f", {rebalance.forced} forced" if rebalance.forced else ""
+    return f"{start}, {pluralize(rebalance.moved, 'queue')} moved{forced}"
 
 
 def _print_status(detail: schema.GroupDetail, *, wide: bool) -> None:
     group = detail.summary
-    print_rows([_summary_row(group, f"{group.namespace}/{group.name}", wide=wide)])
+    print_rows([_summary_row(group, wide=wide, with_namespace=True)])
     if group.message:
         print_line(group.message)
     if detail.at_broker != group.name:
@@ -157,17 +152,21 @@ def _print_status(detail: schema.GroupDetail, *, wide: bool) -> None:
         print_line(f"Lag states: {', '.join(parts)}")
     delayed = f", and about {format_number(group.delayed)} delayed by brokers" if group.delayed else ""
     print_line(f"Retrying: {format_number(group.retrying)}{delayed}; dead letters: {format_number(group.dead)}")
-    print_rows(
-        [
-            {"condition": condition.type, "status": condition.status, "reason": condition.reason}
-            | {"since": format_age(condition.last_transition_time), "message": condition.message}
-            for condition in detail.conditions
-        ]
-    )
+    print_rows(list(map(_condition_row, detail.conditions)))
     print_rows([_rebalance_row(rebalance, is_moving=group.moving) for rebalance in detail.rebalances[:MAX_REBALANCES]])
     if len(detail.rebalances) > MAX_REBALANCES:
         print_line(f"{pluralize(len(detail.rebalances) - MAX_REBALANCES, 'earlier rebalance')} in -o json")
     _print_standby_hint(detail.operator)
+
+
+def _condition_row(condition: schema.ConditionInfo) -> dict[str, str]:
+    return {
+        "condition": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "since": format_age(condition.last_transition_time),
+        "message": condition.message,
+    }
 
 
 def _rebalance_row(rebalance: Rebalance, *, is_moving: bool) -> dict[str, str]:
@@ -190,21 +189,18 @@ def _print_members(detail: schema.GroupDetail, *, wide: bool) -> None:
     suffix = f", {unmanaged} of them unmanaged" if unmanaged else ""
     print_line(f"{pluralize(len(detail.members), 'member')}{suffix}; generation {detail.summary.generation}")
     for member in detail.members:
-        for trouble in member.troubles:
-            print_line(f"{member.name}: {trouble}")
-        for message in member.failing:
-            print_line(f"{member.name}: {message}")
+        for problem in (*member.troubles, *member.failing):
+            print_line(f"{member.name}: {problem}")
     _print_standby_hint(detail.operator)
 
 
 def _member_row(member: schema.MemberInfo, *, wide: bool) -> dict[str, str]:
+    language = f" ({member.language})" if member.version and member.language else ""
     columns = {
         "name": member.name,
         "client id": or_unknown(member.client_id),
         "address": or_unknown(member.address),
-        "version": or_unknown(
-            f"{member.version} ({member.language})" if member.version and member.language else member.version
-        ),
+        "version": f"{or_unknown(member.version)}{language}",
         "origin": member.origin,
         "state": member.state,
         "queues": format_number(member.queues),
@@ -217,14 +213,16 @@ def _member_row(member: schema.MemberInfo, *, wide: bool) -> dict[str, str]:
 
 def _subscription_columns(member: schema.MemberInfo) -> dict[str, str]:
     """Return the columns that mqadmin consumerConnection prints below its list of consumers."""
-    texts = [
-        f"{item.topic}: {'SQL92 ' if item.type == 'SQL92' else ''}{item.expression}" for item in member.subscriptions
-    ]
     return {
-        "subscriptions": or_unknown("; ".join(texts)),
+        "subscriptions": or_unknown("; ".join(map(_describe_subscription, member.subscriptions))),
         "model": or_unknown(member.model),
         "start": or_unknown(member.start),
     }
+
+
+def _describe_subscription(subscription: schema.SubscriptionInfo) -> str:
+    language = "SQL92 " if subscription.type == "SQL92" else ""
+    return f"{subscription.topic}: {language}{subscription.expression}"
 
 
 def _print_lag(detail: schema.GroupDetail) -> None:
@@ -234,7 +232,7 @@ def _print_lag(detail: schema.GroupDetail) -> None:
         if title and (topics or queues):
             print_line("")
             print_line(title)
-        print_rows([_queue_row(queue) for queue in queues])
+        print_rows(list(map(_queue_row, queues)))
         _print_totals(topics, queues)
     if detail.summary.delayed is not None:
         print_line(f"Delayed by brokers until the next attempt: about {format_number(detail.summary.delayed)}")
@@ -279,12 +277,9 @@ def _print_totals(topics: Iterable[schema.TopicInfo], queues: Sequence[schema.Qu
     shown = Counter(queue.topic for queue in queues)
     for topic in topics:
         lag = format_number(topic.lag, is_estimate=topic.estimate)
-        text = f"{topic.topic}: {pluralize(topic.queues, 'queue')}, lag {lag}"
+        text = f"{topic.topic}: {pluralize(topic.queues, 'queue')}, lag {lag}, delay {format_duration(topic.delay)}"
         hidden = topic.queues - shown[topic.topic]
-        print_line(
-            f"{text}, delay {format_duration(topic.delay)}"
-            + (f"; {pluralize(hidden, 'queue')} not shown" if hidden > 0 else "")
-        )
+        print_line(text + (f"; {pluralize(hidden, 'queue')} not shown" if hidden > 0 else ""))
 
 
 def _print_reasons(response: schema.OwnerReasons) -> None:
@@ -297,10 +292,8 @@ def _print_reasons(response: schema.OwnerReasons) -> None:
         print_line("The operator knows of no rebalance")
         return
     generation = f", generation {last.generation}" if last.generation else ""  # none before the operator's start
-    print_line(
-        f"Last rebalance: {last.reason} {format_age(last.at)}{generation}"
-        + (f": {last.message}" if last.message else "")
-    )
+    message = f": {last.message}" if last.message else ""
+    print_line(f"Last rebalance: {last.reason} {format_age(last.at)}{generation}{message}")
     if last.seconds is None:
         print_line("It is in progress, or its end was not recorded")
         return
@@ -312,6 +305,5 @@ def _print_reasons(response: schema.OwnerReasons) -> None:
 def _print_standby_hint(operator: schema.OperatorInfo) -> None:
     """Print a hint if the response comes from an operator that does not lead."""
     if not operator.leads:
-        print_line(
-            f"Operator {operator.identity} is not the leader and reads no offsets: query the leader for lag and members"
-        )
+        hint = "query the leader for lag and members"
+        print_line(f"Operator {operator.identity} is not the leader and reads no offsets: {hint}")

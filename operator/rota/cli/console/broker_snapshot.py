@@ -33,11 +33,12 @@ def read_broker_snapshot(name_server: str, group: str, topics: list[str]) -> Bro
 
 async def _read_snapshot(client: RocketMQBrokers, group: str, topics: list[str]) -> BrokerSnapshot:
     try:
-        queues = [queue for topic in topics for queue in await _topic_queues(client, topic)]
-        brokers = sorted({queue.broker for queue in queues})
+        queues: list[Queue] = []
+        for topic in topics:
+            queues += await _topic_queues(client, topic)
         online: set[str] = set()
         if group:
-            for broker in brokers:
+            for broker in sorted({queue.broker for queue in queues}):
                 online.update(peer.client_id for peer in await client.online_consumers(group, broker))
         return BrokerSnapshot(queues, sorted(online))
     finally:

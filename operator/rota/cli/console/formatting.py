@@ -23,13 +23,20 @@ def print_line(text: str) -> None:
 
 def print_rows(records: list[dict[str, str]]) -> None:
     """Print a table or, if the terminal is too narrow for it, one line for each cell."""
-    cleaned = [{name: sanitize_line(value) for name, value in row.items()} for row in records]
-    if cleaned and _terminal_width() < sum(len(name) + COLUMN_GAP_CHARACTERS for name in cleaned[0]):
-        for row in cleaned:
-            print("\n".join(["", *(f"{name.upper()}: {value}" for name, value in row.items() if value)]))
-        print()
-    else:
+    cleaned = list(map(_sanitize_row, records))
+    if not cleaned or _terminal_width() >= sum(len(name) + COLUMN_GAP_CHARACTERS for name in cleaned[0]):
         print_table(cleaned)
+        return
+    for row in cleaned:
+        print()
+        for name, value in row.items():
+            if value:
+                print(f"{name.upper()}: {value}")
+    print()
+
+
+def _sanitize_row(row: dict[str, str]) -> dict[str, str]:
+    return {name: sanitize_line(value) for name, value in row.items()}
 
 
 def _terminal_width() -> float:

@@ -4,6 +4,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, parse_group, pars
 T = TypeVar("T")
 
 MAX_MEMBERS = 99_999  # more is a typing error
-YAML_ERRORS = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
+_YAML_ERRORS = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
 class GroupInputs(NamedTuple):
@@ -43,7 +44,7 @@ def read_group_inputs(options: Mapping[str, Any]) -> GroupInputs:
     present = _read_current_owners(options["current"], members)
     queues, online = _read_queues_and_clients(options["queues"], options["name_server"], group.group or name, topics)
     roster = Roster.of(queues, members, present)
-    unmanaged = [name.strip() for name in options["foreign"].split(",") if name.strip()]
+    unmanaged = split_list(options["foreign"])
     if duplicates := [name for name, times in Counter(unmanaged).items() if times > 1]:
         raise ValueError(f"--foreign lists {duplicates[0]} twice; list each consumer once")
     return GroupInputs(group, policy, roster, unmanaged, _parse_rooms(options["rooms"], roster), present, online)
@@ -67,6 +68,11 @@ def display_name(filename: str) -> str:
     return "Standard input" if filename == "-" else filename
 
 
+def split_list(text: str) -> list[str]:
+    """Return the parts of a text with commas; empty parts are left out."""
+    return list(filter(None, map(str.strip, text.split(","))))
+
+
 class YamlDocument(NamedTuple):
     """One YAML document that is a mapping, with the positions of its fields."""
 
@@ -74,19 +80,20 @@ class YamlDocument(NamedTuple):
     body: dict[Any, Any]
     node: yaml.Node
 
-    def position_of(self, field: str = "") -> str:
+    @property
+    def name(self) -> str:
+        """The name in the manifest; empty if it has none."""
+        return str(manifest_name(self.body) or "")
+
+    def position_of(self, field: str) -> str:
         """Return the place of a field such as spec.options.byConfig, or of its nearest existing parent."""
         node = self.node
-        line = self.node.start_mark.line
+        line = node.start_mark.line
         for name in re.findall(r"\w+", field):
-            parts = node.value if isinstance(node, yaml.MappingNode) else []
-            if isinstance(node, yaml.SequenceNode) and name.isdigit() and int(name) < len(node.value):
-                parts = [(yaml.ScalarNode("", name, node.value[int(name)].start_mark), node.value[int(name)])]
-            named = [(key, value) for key, value in parts if key.value == name]
-            if not named:
+            child = _find_child(node, name)
+            if child is None:
                 break
-            key, node = named[-1]  # of duplicate keys, the last one counts
-            line = key.start_mark.line
+            line, node = child
         return f"{display_name(self.filename)}, line {line + 1}"
 
     def parse(self, parser: Callable[[Mapping[str, Any]], T]) -> T:
@@ -95,33 +102,50 @@ class YamlDocument(NamedTuple):
             return parser(self.body)
         except InvalidSpecError as mistake:
             message = str(mistake)
-            name = manifest_name(self.body)
         path_match = re.match(r"[\w.\[\]]*", message)  # a message begins with the field's path, or with a sentence
         path = path_match[0] if path_match else ""
         unknown = re.search(r"unknown field (\w+)$", message)
         if unknown:
             path += f".{unknown[1]}"
-        raise ValueError(f"{self.position_of(path)}: {self.body['kind']}{f' {name}' if name else ''}: {message}")
+        manifest = f"{self.body['kind']} {self.name}".rstrip()
+        raise ValueError(f"{self.position_of(path)}: {manifest}: {message}")
+
+
+def _find_child(parent: yaml.Node, name: str) -> tuple[int, yaml.Node] | None:
+    """Return the line and the value of a field of a mapping, or of an item of a list by its number."""
+    if isinstance(parent, yaml.SequenceNode) and name.isdigit() and int(name) < len(parent.value):
+        item = parent.value[int(name)]
+        return item.start_mark.line, item
+    for key, value in reversed(parent.value) if isinstance(parent, yaml.MappingNode) else ():
+        if key.value == name:  # of duplicate keys, the last one counts
+            return key.start_mark.line, value
+    return None
+
+
+@contextmanager
+def translate_yaml_errors(source_name: str, remedy: str) -> Iterator[None]:
+    """Turn errors of the YAML parser into a ValueError with one sentence."""
+    try:
+        yield
+    except RecursionError:  # kubectl prints such objects: Kubernetes stores thousands of levels
+        raise ValueError(f"{source_name} is nested too deeply") from None
+    except _YAML_ERRORS as error:  # its constructors let any Python error of an invalid date or tag through
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{source_name} is not valid YAML{line}; give {remedy}") from None
 
 
 def load_documents(filename: str, expected_content: str) -> list[YamlDocument]:
     """Return the mappings among the documents of a file; errors name `expected_content`."""
     mappings: list[YamlDocument] = []
     text = read_text(filename)
-    try:
+    with translate_yaml_errors(display_name(filename), f"a file with {expected_content}"):
         loader = yaml.SafeLoader(text)
         while loader.check_node():
             node = loader.get_node()
             body = loader.construct_document(node) if node else None
             if node and isinstance(body, dict):
                 mappings.append(YamlDocument(filename, body, node))
-    except RecursionError:  # kubectl prints such objects: Kubernetes stores thousands of levels
-        raise ValueError(f"{display_name(filename)} is nested too deeply") from None
-    except YAML_ERRORS as error:  # its constructors let any Python error of an invalid date or tag through
-        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = f"{display_name(filename)} is not valid YAML{line}; give a file with {expected_content}"
-        raise ValueError(problem) from None
     return mappings
 
 
@@ -143,23 +167,26 @@ def load_group_and_policy(filename: str, policy_name: str | None) -> tuple[str, 
     """Return the group's name, the group, and the chosen or referenced policy; without one, the default policy."""
     documents = load_documents(filename, "a ConsumerGroup")
     where = display_name(filename)
-    groups = [document for document in documents if document.body.get("kind") == "ConsumerGroup"]
+    groups = of_kind("ConsumerGroup", documents)
     if len(groups) != 1:
         raise ValueError(f"{where} contains {len(groups)} ConsumerGroups; exactly one is needed")
     group = groups[0].parse(parse_group)
-    name = str(manifest_name(groups[0].body) or "")
+    name = groups[0].name
     named = policy_name if policy_name is not None else (group.policy_ref and group.policy_ref.name)
     if named is None:
         return name, group, PolicySpec()
-    policies = [
-        each for each in documents if each.body.get("kind") == "RebalancePolicy" and manifest_name(each.body) == named
-    ]
+    policies = [policy for policy in of_kind("RebalancePolicy", documents) if manifest_name(policy.body) == named]
     if len(policies) != 1:
         origin = "--policy" if policy_name is not None else "spec.policyRef"
         raise ValueError(
             f"{where} contains {len(policies)} RebalancePolicies named {named} (from {origin}); exactly one is needed"
         )
     return name, group, policies[0].parse(parse_policy)
+
+
+def of_kind(kind: str, documents: Iterable[YamlDocument]) -> list[YamlDocument]:
+    """Return the documents of a kind."""
+    return [document for document in documents if document.body.get("kind") == kind]
 
 
 def manifest_name(body: Mapping[Any, Any]) -> Any:
@@ -199,12 +226,14 @@ def _parse_members(text: str) -> list[str]:
 
 
 def _parse_rooms(text: str, roster: Roster) -> dict[str, str]:
-    parts = [part.partition("=") for part in text.split(",") if part.strip()]
-    pairs = [(name.strip(), room.strip()) for name, _, room in parts]
-    if any(not name or not room for name, room in pairs):
-        raise ValueError(f"--rooms {text!r} cannot be read: write it as m0=east,m1=west")
-    rooms = dict(pairs)
-    if len(rooms) < len(pairs):
+    rooms: dict[str, str] = {}
+    parts = split_list(text)
+    for part in parts:
+        name, _, room = part.partition("=")
+        if not name.strip() or not room.strip():
+            raise ValueError(f"--rooms {text!r} cannot be read: write it as m0=east,m1=west")
+        rooms[name.strip()] = room.strip()
+    if len(rooms) < len(parts):
         raise ValueError(f"--rooms {text!r} names a member twice; give each member one room")
     for name in sorted(rooms.keys() - set(roster.members)):
         raise ValueError(f"--rooms names {name}, which is not one of the {len(roster.members)} members; remove it")
@@ -227,16 +256,11 @@ class _CurrentAssignment(Struct):
     members: dict[str, dict[str, Any]]
     releasing: dict[str, dict[str, dict[str, _ReleaseInput]]] | None = None
 
-    @property
-    def shares(self) -> dict[str, list[Queue]]:
-        """The queues of each member."""
-        return {name: from_ranges(_share_ranges(share)) for name, share in self.members.items()}
 
-
-def _share_ranges(share: dict[str, Any]) -> RangesByTopic:
+def _parse_share(share: dict[str, Any]) -> list[Queue]:
     if isinstance(share.get("uid"), str):  # otherwise a topic has the name `uid`
-        return msgspec.convert(share, _ShareInput).queues
-    return msgspec.convert(share, RangesByTopic)
+        return from_ranges(msgspec.convert(share, _ShareInput).queues)
+    return from_ranges(msgspec.convert(share, RangesByTopic))
 
 
 def _read_current_owners(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
@@ -247,7 +271,7 @@ def _read_current_owners(path: Path | None, members: Collection[str]) -> dict[Qu
     text = read_text(str(path))
     try:
         document = msgspec.json.decode(text, type=_CurrentAssignment)
-        shares = document.shares
+        shares = {name: _parse_share(share) for name, share in document.members.items()}
         for queue, release in iterate_entries(document.releasing or {}):
             owner = release.to if release.to and release.to in members else release.holder
             shares.setdefault(owner, []).append(queue)

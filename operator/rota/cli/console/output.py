@@ -24,7 +24,7 @@ def print_value(value: Any, output_format: str, print_text: Callable[[], None]) 
         print(_MAYBE_UNPRINTABLE.sub(_json_escape, json.dumps(value, indent=2, ensure_ascii=False)))
     elif output_format == "yaml":
         text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
-        is_printable = all(letter.isprintable() for letter in text.replace("\n", ""))
+        is_printable = text.replace("\n", "").isprintable()
         print(text if is_printable else yaml.safe_dump(value, sort_keys=False), end="")
     else:
         print_text()
@@ -51,16 +51,20 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     """Print rows in columns, as kubectl does: without borders, and without truncation."""
     if not rows:
         return
-    cells = [[_replace_unprintable(str(value)) for value in row.values()] for row in rows]
-    header = [name.upper() for name in rows[0]]
+    cells = list(map(_row_cells, rows))
+    header = list(map(str.upper, rows[0]))
     lines = _fold_columns(header, cells) if sys.stdout.isatty() else _align_columns([header, *cells])
     print("\n".join(line.rstrip() for line in lines if line.strip()))
+
+
+def _row_cells(row: dict[str, Any]) -> list[str]:
+    return [_replace_unprintable(str(value)) for value in row.values()]
 
 
 def _align_columns(lines: list[list[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        yield (" " * COLUMN_GAP_CHARACTERS).join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        yield (" " * COLUMN_GAP_CHARACTERS).join(map(str.ljust, line, widths))
 
 
 def _fold_columns(header: list[str], cells: list[list[str]]) -> list[str]:
@@ -80,8 +84,7 @@ def _fold_columns(header: list[str], cells: list[list[str]]) -> list[str]:
 
 
 def describe_move(roster: "Roster", queue: "Queue", previous_index: int, next_index: int) -> dict[str, Any]:
-    """Return the previous and the next owner of a queue as plain values."""
-    previous_owner, next_owner = (
-        roster.members[owner] if owner >= 0 else None for owner in (previous_index, next_index)
-    )
+    """Return the previous and the next owner of a queue as plain values; a negative index is no owner."""
+    previous_owner = roster.members[previous_index] if previous_index >= 0 else None
+    next_owner = roster.members[next_index] if next_index >= 0 else None
     return {"topic": queue.topic, "broker": queue.broker, "id": queue.id, "from": previous_owner, "to": next_owner}

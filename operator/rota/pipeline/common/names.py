@@ -1,4 +1,4 @@
-"""Check of names in input files that become names of Kubernetes objects and of manifest files."""
+"""Names and texts from input files: check of the names of Kubernetes objects and manifest files, safe output."""
 
 from rota.spec.names import is_dns_subdomain
 
@@ -8,3 +8,8 @@ _MAX_NAME_CHARACTERS = 240  # characters; with .yaml it still fits into the name
 def is_manifest_name(name: str) -> bool:
     """Return whether a Kubernetes object and the file of its manifest can have this name."""
     return len(name) <= _MAX_NAME_CHARACTERS and is_dns_subdomain(name)
+
+
+def replace_unprintable(text: str) -> str:
+    """Return a text with unprintable characters replaced, also line breaks."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

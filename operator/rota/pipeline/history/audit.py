@@ -7,6 +7,7 @@ audit reports as `Unknown`. A revoked queue is its previous owner's until it is 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from rota.pipeline.common.columns import select_columns
 from rota.pipeline.common.schemas import INTERVALS, VIOLATIONS
 from rota.pipeline.history.ordering import UNOWNED, assignment_periods
 from rota.pipeline.history.ownership import (
@@ -31,15 +32,12 @@ def intervals(facts: Facts, account: OwnershipAccount | None = None) -> DataFram
 def violations(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
     """Return violations: two owners, grants without proof, queues without an owner, periods without information."""
     account = account or build_account(facts)
-    candidates = F.filter(
-        F.array(_find_two_owners(), _find_unproved(), _find_unknown()), lambda violation: violation.isNotNull()
-    )
-    of_holdings = account.holdings.select(*QUEUE_COLUMNS, F.explode(candidates).alias("violation")).select(
-        *QUEUE_COLUMNS, "violation.*"
-    )
-    return of_holdings.unionByName(_find_unowned(unowned_by_assignment(account))).select(
-        *(F.col(field.name).cast(field.dataType) for field in VIOLATIONS)
-    )
+    candidates = F.array(_find_two_owners(), _find_unproved(), _find_unknown())
+    actual = F.filter(candidates, lambda violation: violation.isNotNull())
+    by_holding = account.holdings.select(*QUEUE_COLUMNS, F.explode(actual).alias("violation"))
+    of_holdings = by_holding.select(*QUEUE_COLUMNS, "violation.*")
+    of_assignments = _find_unowned(unowned_by_assignment(account))
+    return of_holdings.unionByName(of_assignments).transform(select_columns, VIOLATIONS)
 
 
 def _build_intervals(holdings: DataFrame, obeyed: DataFrame) -> DataFrame:
@@ -74,7 +72,7 @@ def _build_intervals(holdings: DataFrame, obeyed: DataFrame) -> DataFrame:
     return (
         spans.join(obeyed_at, [*QUEUE_COLUMNS, "generation", "uid"], how="left")
         .withColumn("seconds", seconds_between("handover_start", "obeyed"))
-        .select(*(F.col(field.name).cast(field.dataType) for field in INTERVALS))
+        .transform(select_columns, INTERVALS)
     )
 
 

@@ -112,11 +112,8 @@ def _ends_stretch(rows: pa.RecordBatch | pa.Table) -> NDArray[np.bool_]:
     """Return for each row but the last whether another stretch or group starts after it."""
     count = rows.num_rows
     changed = np.zeros(max(count - 1, 0), np.bool_)
-    for name in ("group", "stretch"):
-        column = rows.column(name)
-        differs = pc.not_equal(column.slice(0, count - 1), column.slice(1)) if count > 1 else None
-        if differs is not None:
-            changed |= np.asarray(differs)
+    for column in (rows.column("group"), rows.column("stretch")) if count > 1 else ():
+        changed |= np.asarray(pc.not_equal(column.slice(0, count - 1), column.slice(1)))
     return changed
 
 
@@ -207,9 +204,9 @@ def _flatten_records(table: pa.Table) -> tuple[_Records, dict[str, lag_columns.O
         topics=topic_names,
         brokers=broker_names,
     )
-    committed = pc.fill_null(lists["committed"].values, lag_columns.NOT_COMMITTED)
-    values = {"first": lists["first"].values, "last": lists["last"].values, "committed": committed}
-    return records, {name: np.asarray(column) for name, column in values.items()}
+    offsets = {name: np.asarray(lists[name].values) for name in ("first", "last")}
+    offsets["committed"] = np.asarray(pc.fill_null(lists["committed"].values, lag_columns.NOT_COMMITTED))
+    return records, offsets
 
 
 def _single_chunk(column: Any) -> Any:
@@ -258,8 +255,7 @@ def _is_retry(records: _Records) -> NDArray[np.bool_]:
 
 def _is_in_period(records: _Records, sample_slice: slice, period: dict[str, Any]) -> NDArray[np.bool_]:
     """Return which samples in a slice fall into a period in which their queue had no owner."""
-    lookups = (records.topics, period["topic"]), (records.brokers, period["broker"])
-    if any(name not in all_names for all_names, name in lookups):
+    if period["topic"] not in records.topics or period["broker"] not in records.brokers:
         return np.zeros(sample_slice.stop - sample_slice.start, np.bool_)
     at = records.at[records.record_of_sample[sample_slice]]
     until = period["until"].timestamp() if period["until"] else np.inf
@@ -298,9 +294,9 @@ def _aggregate(
     is_retry = _is_retry(records)
     is_subscribed = ~is_retry
     previous = np.maximum(samples.previous_row, 0)
-    is_recent = (samples.previous_row >= 0) & (
-        samples.sampled_at - samples.sampled_at[previous] <= SAMPLE_WINDOW.max_age_seconds
-    )  # older context is thinned out
+    age_seconds = samples.sampled_at - samples.sampled_at[previous]
+    # Older context is thinned out.
+    is_recent = (samples.previous_row >= 0) & (age_seconds <= SAMPLE_WINDOW.max_age_seconds)
     is_comparable = is_recent & (samples.committed_offset >= 0) & (samples.committed_offset[previous] >= 0)
     went_back = np.maximum(samples.committed_offset[previous] - samples.committed_offset, 0)
     back = np.where(is_comparable, went_back, 0)

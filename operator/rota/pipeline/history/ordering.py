@@ -62,26 +62,28 @@ def order_records(facts: Facts) -> DataFrame:
     return records.transform(_with_breaks).transform(_with_epochs)
 
 
-def _with_common_columns(df: DataFrame, step: int, **columns: Column) -> DataFrame:
-    """Return records with the common columns (_COLUMN_TYPES); columns that a kind lacks are null."""
-    values = {name: F.col(name) for name in ("group", "at", "generation")} | columns | {"step": F.lit(step)}
+def _with_common_columns(df: DataFrame, step: int, *names: str, **columns: Column) -> DataFrame:
+    """Return records with the common columns (_COLUMN_TYPES); columns that a kind lacks are null.
+
+    `names` are columns of the records; `columns` are computed.
+    """
+    values = {name: F.col(name) for name in ("group", "at", "generation", *names)} | columns | {"step": F.lit(step)}
     return df.select(*(values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _COLUMN_TYPES.items()))
 
 
 def _collect_records(facts: Facts) -> DataFrame:
-    acts = {name: F.col(name) for name in ("act", "proof", "state", "from", "fromUid", "to", "toUid")}
-    plans = {name: F.col(name) for name in ("reason", "members", "queues")}
+    act_columns = ("act", "proof", "state", "from", "fromUid", "to", "toUid")
     sharing = _sharing_uids(F.col("members"))
     frames = [
         _with_common_columns(facts.membership, _MEMBERSHIP, sharing=sharing),
-        _with_common_columns(facts.plan, _PLAN, **plans),
-        _with_common_columns(facts.handover, _HANDOVER, **acts, ranges=F.col("queues")),
+        _with_common_columns(facts.plan, _PLAN, "reason", "members", "queues"),
+        _with_common_columns(facts.handover, _HANDOVER, *act_columns, ranges=F.col("queues")),
         _with_common_columns(
             facts.owners,
             _OWNERS,
+            "model",
             owned=_queues_by_phase(),
             sharing=sharing,
-            model=F.col("model"),
             mode=F.coalesce(F.get_json_object("rules", "$.handover.mode"), F.lit("Cooperative")),
         ),
     ]

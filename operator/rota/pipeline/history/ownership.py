@@ -66,11 +66,8 @@ def compute_holdings(records: DataFrame) -> DataFrame:
     such a record, null: never. `before` and `next` are the queue's previous and next holding.
     """
     of_queue = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
-    earlier = (
-        Window.partitionBy(*QUEUE_PARTITION, "chain")
-        .orderBy(*QUEUE_RECORD_ORDER)
-        .rowsBetween(Window.unboundedPreceding, -1)
-    )
+    of_chain = Window.partitionBy(*QUEUE_PARTITION, "chain").orderBy(*QUEUE_RECORD_ORDER)
+    earlier = of_chain.rowsBetween(Window.unboundedPreceding, -1)
     revoked_at = F.last(F.when(F.col("act") == "Revoke", F.col("at")), ignorenulls=True).over(earlier)
     previous = F.struct("epoch", "chain", "owners_record_count", "is_owners", "uid", "member", "phase")
     following = F.struct("at", "epoch", "chain", "is_owners", "contradicts", "act", "member", "state")
@@ -115,11 +112,10 @@ def _expand_handovers(records: DataFrame) -> DataFrame:
 def _expand_owners(records: DataFrame) -> DataFrame:
     """Expand `owners` records to one row per queue; such a row names its owner as the previous owner, too."""
     lines = records.filter("is_owners").select(*_KEPT_COLUMNS, F.explode("owned").alias("entry"))
+    no_text = F.lit(None).cast("string")
     parts = lines.select(
         *_KEPT_COLUMNS,
-        F.lit(None).cast("string").alias("act"),
-        F.lit(None).cast("string").alias("proof"),
-        F.lit(None).cast("string").alias("state"),
+        *map(no_text.alias, ("act", "proof", "state")),
         F.col("entry.member").alias("named_owner"),
         F.col("entry.uid").alias("named_uid"),
         F.col("entry.member").alias("member"),

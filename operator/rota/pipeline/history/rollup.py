@@ -7,6 +7,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from rota.lag import LagState
+from rota.pipeline.common.columns import select_columns
 from rota.pipeline.common.schemas import ROLLUP
 from rota.pipeline.history.audit import intervals, unowned_by_assignment
 from rota.pipeline.history.lag_states import offset_samples
@@ -46,7 +47,7 @@ def compute_rollup(facts: Facts) -> DataFrame:
         .withColumn("rebalances", F.coalesce("rebalances", F.create_map().cast("map<string,bigint>")))
         .withColumn("verdict_minutes", F.coalesce("verdict_minutes", F.create_map().cast("map<string,double>")))
         .withColumn("complete", F.col("broken").isNull())
-        .select(*(F.col(field.name).cast(field.dataType) for field in ROLLUP))
+        .transform(select_columns, ROLLUP)
     )
 
 
@@ -59,19 +60,14 @@ def _split_by_hour(df: DataFrame) -> DataFrame:
     last = F.date_trunc("hour", F.col("until") - F.expr("interval 1 microsecond"))
     hours = F.sequence(F.date_trunc("hour", F.col("since")), last, F.expr("interval 1 hour"))
     lasting = df.filter(F.col("since") < F.col("until")).withColumn("hour", F.explode(hours))
-    return lasting.withColumns(
-        {
-            "since": F.greatest("since", "hour"),
-            "until": F.least("until", F.col("hour") + F.expr("interval 1 hour")),
-        }
-    )
+    hour_end = F.col("hour") + F.expr("interval 1 hour")
+    return lasting.withColumns({"since": F.greatest("since", "hour"), "until": F.least("until", hour_end)})
 
 
 def _percentiles(values: Column | str, name: str) -> list[Column]:
     both = F.percentile_approx(values, [0.5, 0.99], PERCENTILE_ACCURACY)  # Spark computes the common expression once
-    return [
-        F.get(both, F.lit(place)).cast("double").alias(f"{name}_{title}") for place, title in enumerate(("p50", "p99"))
-    ]
+    median, high = (F.get(both, F.lit(place)).cast("double") for place in (0, 1))
+    return [median.alias(f"{name}_p50"), high.alias(f"{name}_p99")]
 
 
 def _rebalance_metrics(rebalances: DataFrame) -> DataFrame:
@@ -80,9 +76,8 @@ def _rebalance_metrics(rebalances: DataFrame) -> DataFrame:
     counts = ended.groupBy(*_GROUP_HOUR, "reason").agg(F.count("*").alias("times"))
     pairs = F.map_from_entries(F.collect_list(F.struct("reason", "times")))
     by_reason = counts.groupBy(*_GROUP_HOUR).agg(pairs.alias("rebalances"))
-    return by_reason.join(
-        ended.groupBy(*_GROUP_HOUR).agg(*_percentiles("seconds", "rebalance_seconds")), _GROUP_HOUR, how="inner"
-    )
+    seconds = ended.groupBy(*_GROUP_HOUR).agg(*_percentiles("seconds", "rebalance_seconds"))
+    return by_reason.join(seconds, _GROUP_HOUR, how="inner")
 
 
 def _move_counts(handovers: DataFrame) -> DataFrame:
@@ -97,15 +92,13 @@ def _move_counts(handovers: DataFrame) -> DataFrame:
 
 def _handover_metrics(held: DataFrame) -> DataFrame:
     over = held.filter(F.col("seconds").isNotNull())
-    return over.groupBy("group", _hour("obeyed")).agg(
-        F.count("*").alias("handovers"), *_percentiles("seconds", "handover_seconds")
-    )
+    columns = [F.count("*").alias("handovers"), *_percentiles("seconds", "handover_seconds")]
+    return over.groupBy("group", _hour("obeyed")).agg(*columns)
 
 
 def _sum_seconds(spans: DataFrame, name: str) -> DataFrame:
-    return (
-        spans.transform(_split_by_hour).groupBy(*_GROUP_HOUR).agg(F.sum(seconds_between("since", "until")).alias(name))
-    )
+    seconds = F.sum(seconds_between("since", "until")).alias(name)
+    return spans.transform(_split_by_hour).groupBy(*_GROUP_HOUR).agg(seconds)
 
 
 def contested_periods(facts: Facts, account: OwnershipAccount) -> DataFrame:
@@ -114,14 +107,10 @@ def contested_periods(facts: Facts, account: OwnershipAccount) -> DataFrame:
     The operator ends such a period with the assignment that it writes once the previous owner has certainly stopped. No
     record names that assignment: it is taken to be the first later one in which that pod is absent, ended or reporting.
     """
-    forced = expand_by_queue(
-        facts.handover.filter(F.col("act") == "Force").select("group", "at", "generation", "fromUid", "queues")
-    )
+    grants = facts.handover.filter(F.col("act") == "Force")
+    forced = expand_by_queue(grants.select("group", "at", "generation", "fromUid", "queues"))
     present = facts.membership.select(
-        "group",
-        F.col("at").alias("later"),
-        F.col("generation").alias("seen"),
-        F.map_values("members").alias("pods"),
+        "group", F.col("at").alias("later"), F.col("generation").alias("seen"), F.map_values("members").alias("pods")
     )
     # Without a previous owner no record names the unreachable member: any later assignment ends the period.
     silent = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_REPORTING_STATES))

@@ -12,6 +12,7 @@ A lake holds each line once already (see rota.pipeline.ingest.streaming). The ot
 history, and are applied when a journal or lake is read.
 """
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -57,10 +58,7 @@ def read_facts(spark: SparkSession, source: str, since: date | None = None) -> F
         lake_tables = {kind: _read_table(spark, folder / kind, schema) for kind, schema in TABLE_SCHEMAS.items()}
         return _deduplicate({kind: table.transform(_keep_since, since) for kind, table in lake_tables.items()})
     lines = _read_lines(spark, folder, since)
-    tables = {
-        kind: lines.transform(_may_be_kind, kind).transform(drop_duplicate_lines).transform(parse_records, kind)
-        for kind in JOURNAL_SCHEMAS
-    }
+    tables = {kind: _read_kind(lines, kind) for kind in JOURNAL_SCHEMAS}
     return _deduplicate(tables | {"quarantine": lines.transform(judge_lines).transform(rejected_lines)})
 
 
@@ -69,7 +67,7 @@ def load_source(spark: SparkSession, source: str, days: int | None = None) -> Fa
     since = first_day(source, days) if days else None
     facts = read_facts(spark, source, since)
     folder = Path(source)
-    if any((folder / kind).is_dir() for kind in JOURNAL_SCHEMAS):
+    if any((folder / kind).is_dir() for kind in JOURNAL_SCHEMAS):  # a lake's table is created by its first record
         return facts
     if paths.is_lake(folder):
         rejected = facts.quarantine
@@ -87,9 +85,10 @@ def first_day(source: str, days: int) -> date:
     """Return the first of the source's last days; days in the future come from a wrong clock and are ignored."""
     folder = Path(source)
     today = datetime.now(UTC).date()
-    parents = (folder, *(folder / kind for kind in paths.RECORD_KINDS))
-    dates = [paths.parse_day(path.name) for parent in parents for path in parent.glob(paths.DAY_GLOB)]
-    newest = max((day for day in dates if day and day <= today), default=today)
+    days_of_files: list[date | None] = []
+    for parent in (folder, *map(folder.joinpath, paths.RECORD_KINDS)):
+        days_of_files += [paths.parse_day(path.name) for path in parent.glob(paths.DAY_GLOB)]
+    newest = max((day for day in filter(None, days_of_files) if day <= today), default=today)
     return newest - min(timedelta(days=days - 1), newest - date.min)
 
 
@@ -98,23 +97,17 @@ TABLE_SCHEMAS: dict[str, StructType] = JOURNAL_SCHEMAS | {"quarantine": QUARANTI
 
 def _read_lines(spark: SparkSession, folder: Path, since: date | None) -> DataFrame:
     """Return the lines of a journal's files; files that are removed before they are read are skipped."""
-    root = _escape_glob(str(folder.absolute()))
+    root = re.sub(r"[*?\[\]{}\\]", r"\\\g<0>", str(folder.absolute()))  # escape what is special in globs
     reader = spark.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")  # a \r belongs to its line
     days = [paths.DAY_GLOB] if since is None else paths.day_folders_since(folder, since)
-    patterns = [
-        f"{root}/{day}/{paths.HOUR_FILE_GLOB}" for day in days if any(folder.glob(f"{day}/{paths.HOUR_FILE_GLOB}"))
-    ]
+    globs = [f"{day}/{paths.HOUR_FILE_GLOB}" for day in days]
+    patterns = [f"{root}/{glob}" for glob in globs if any(folder.glob(glob))]
     return reader.schema("value string").text(patterns).transform(_with_file)
 
 
 def _keep_since(table: DataFrame, since: date | None) -> DataFrame:
     """Keep rows of the day `since` and later days; Spark does not read the files of earlier days."""
     return table if since is None else table.where(F.col("date") >= F.lit(since))
-
-
-def _escape_glob(path: str) -> str:
-    """Return a path with its glob characters escaped."""
-    return "".join(f"\\{character}" if character in "*?[]{}\\" else character for character in path)
 
 
 def _with_file(values: DataFrame) -> DataFrame:
@@ -125,10 +118,11 @@ def _with_file(values: DataFrame) -> DataFrame:
     return values.select(F.col("value").alias("line"), file.alias("file"), day.alias("date"))
 
 
-def _may_be_kind(lines: DataFrame, kind: str) -> DataFrame:
-    """Keep lines that may be of a kind: those with its name, or with an escape that may spell it."""
+def _read_kind(lines: DataFrame, kind: str) -> DataFrame:
     line = F.col("line")
-    return lines.where(line.contains(f'"{kind}"') | line.contains("\\"))
+    # Parse only lines that may be of this kind: those with its name, or with an escape that may spell it.
+    candidates = lines.where(line.contains(f'"{kind}"') | line.contains("\\"))
+    return candidates.transform(drop_duplicate_lines).transform(parse_records, kind)
 
 
 def drop_duplicate_lines(lines: DataFrame) -> DataFrame:
@@ -190,21 +184,15 @@ def _check_columns(folder: Path, schema: StructType) -> None:
 
 
 def _deduplicate(tables: dict[str, DataFrame]) -> Facts:
-    return Facts(
-        **tables
-        | {
-            "verdict": tables["verdict"].transform(_verdict_changes),
-            "rebalance": tables["rebalance"].transform(_first_endings),
-        }
-    )
+    verdict = tables["verdict"].transform(_verdict_changes)
+    return Facts(**tables | {"verdict": verdict, "rebalance": tables["rebalance"].transform(_first_endings)})
 
 
 def _verdict_changes(verdicts: DataFrame) -> DataFrame:
     """Keep the verdicts that differ from the previous one of their group and condition."""
     order = Window.partitionBy("group", "condition").orderBy("at", "status", "reason")
     state = F.struct("status", "reason")
-    previous = F.lag(F.struct("status", "reason")).over(order)
-    changes = verdicts.withColumn("new", ~state.eqNullSafe(previous)).where(F.col("new"))
+    changes = verdicts.withColumn("new", ~state.eqNullSafe(F.lag(state).over(order))).where(F.col("new"))
     return changes.select(*JOURNAL_SCHEMAS["verdict"].fieldNames())
 
 

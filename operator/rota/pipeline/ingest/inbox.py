@@ -57,7 +57,7 @@ class Inbox:
 
     def has_pending_files(self) -> bool:
         """Return whether files are pending; the stream may have ingested them just before a crash."""
-        return any(True for _ in self._pending_files())
+        return next(self._pending_files(), None) is not None
 
     def _pending_files(self) -> Iterator[Path]:
         return (path for path in self._folder.glob("[!.]*") if path.stat().st_size)
@@ -67,15 +67,18 @@ class Inbox:
 
         A file is complete if it has not grown for `settle` after the end of its hour. With None every file is.
         """
-        names = [path.name.partition(".") for path in self._folder.glob("[!.]*")]
-        linked = {key for _, _, key in names}
-        newest = max((event for event, _, _ in names), default="")
-        room = MAX_BATCH_BYTES
+        linked: set[str] = set()
+        newest = ""
+        for path in self._folder.glob("[!.]*"):
+            event, _, key = path.name.partition(".")
+            linked.add(key)
+            newest = max(newest, event)
+        batch_bytes = 0
         for file in sorted(_complete_files(self._journal, now, settle)):
             if file.link_key not in linked and file.size:
-                room -= file.size
-                if room < 0 and room + file.size < MAX_BATCH_BYTES:
+                if batch_bytes and batch_bytes + file.size > MAX_BATCH_BYTES:  # a batch has at least one file
                     break
+                batch_bytes += file.size
                 self._link(file, file.hour if self._is_remembered(file.hour, newest) else newest)
         return self.has_pending_files()
 
@@ -90,9 +93,7 @@ class Inbox:
         with suppress(FileNotFoundError):  # the journal has removed an old file
             try:
                 os.link(file.path, partial)
-            except FileNotFoundError:
-                raise
-            except OSError:  # another file system, or no permission to link
+            except OSError:  # another file system, or no permission to link; a removed file cannot be copied either
                 shutil.copyfile(file.path, partial)
             partial.replace(target)
 

@@ -126,10 +126,8 @@ def _has_valid_columns(lists: Column) -> Column:
     """Return whether columns have the same length, and a number wherever one is required."""
     size = F.size(lists["ids"])
     alike = (size == F.size(lists["first"])) & (size == F.size(lists["last"])) & (size == F.size(lists["committed"]))
-    numbers = (
-        F.forall(lists["ids"], _is_count) & F.forall(lists["first"], _is_present) & F.forall(lists["last"], _is_present)
-    )
-    return alike & numbers
+    counts = F.forall(lists["ids"], _is_count)
+    return alike & (counts & F.forall(lists["first"], _is_present) & F.forall(lists["last"], _is_present))
 
 
 def _is_count(number: Column) -> Column:
@@ -144,9 +142,8 @@ def _judge_batch(lines: pa.Array) -> pa.Array:
     """Judge lines with `decode_record`; null lines stay null."""
     if lines.null_count == len(lines):
         return pa.nulls(len(lines), _JUDGEMENT_ARROW)
-    return pa.array(
-        [None if line is None else _judge_line(line) for line in lines.cast(pa.binary()).to_pylist()], _JUDGEMENT_ARROW
-    )
+    judgements = [None if line is None else _judge_line(line) for line in lines.cast(pa.binary()).to_pylist()]
+    return pa.array(judgements, _JUDGEMENT_ARROW)
 
 
 # A UDF, since only `decode_record` decides. (Spark's stubs require a type argument that Spark itself warns about.)
@@ -165,16 +162,16 @@ def _judge_line(line: bytes) -> dict[str, str]:
 
 def _check_limits(record: AnyRecord, text: bytes) -> None:
     """Raise ValueError for integers that do not fit into Spark's, impossible times, and unreadable ranges of queues."""
-    for at in (getattr(record, name) for name in ("at", "began", "since") if hasattr(record, name)):
-        if at.year not in _VALID_YEARS:
+    for name in ("at", "began", "since"):
+        at = getattr(record, name, None)
+        if at and at.year not in _VALID_YEARS:
             raise ValueError(f"The record cannot be kept: its year is {at.year}, so its clock was wrong")
     for queues in _queue_ranges(record):
         from_ranges(queues)
     if _LONG_NUMBER.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MAX_INT64:
         raise ValueError("The record cannot be kept: it has an integer beyond 64 bits")
-    if isinstance(record, OffsetsRecord):
-        ids = [id_ for brokers in record.topics.values() for columns in brokers.values() for id_ in columns.ids]
-        if max(ids, default=0) > _MAX_INT32:
+    for brokers in record.topics.values() if isinstance(record, OffsetsRecord) else ():
+        if any(max(columns.ids, default=0) > _MAX_INT32 for columns in brokers.values()):
             raise ValueError("The record cannot be kept: it has a queue whose id is beyond 32 bits")
 
 

@@ -63,10 +63,8 @@ def ingest_journal(
     lake_folder = Path(lake)
     check_ingest(journal, lake_folder, table_format)
     if table_format == "delta" and not _has_delta(spark):
-        raise ValueError(
-            "Delta is not on Spark's class path; give spark-submit --packages io.delta:delta-spark, or remove "
-            "--format delta"
-        )
+        remedy = "give spark-submit --packages io.delta:delta-spark, or remove --format delta"
+        raise ValueError(f"Delta is not on Spark's class path; {remedy}")
     stream_session = spark.newSession()
     for key, value in STREAM_SETTINGS.items():
         stream_session.conf.set(key, value)
@@ -110,7 +108,6 @@ def _ingest_pending(spark: SparkSession, lake: Path, lateness: timedelta, table_
     reader = spark.readStream.option("lineSep", "\n").option("maxFileAge", "36500d")  # in any order of hours
     lines = reader.text(str(lake / "_inbox")).transform(_with_file_and_hour)
     new = lines.withWatermark("hour", f"{int(lateness.total_seconds())} seconds")
-
     errors: list[Exception] = []
 
     def write(batch: DataFrame, number: int) -> None:
@@ -120,21 +117,15 @@ def _ingest_pending(spark: SparkSession, lake: Path, lateness: timedelta, table_
             errors.append(error)
             raise
 
-    writer = (
-        new.dropDuplicatesWithinWatermark(["sum", "other"])  # a 96-bit hash instead of the line
-        .writeStream.foreachBatch(write)
-        .option("checkpointLocation", str(lake / "_checkpoint"))
-        .trigger(availableNow=True)
-    )
+    unique = new.dropDuplicatesWithinWatermark(["sum", "other"])  # a 96-bit hash instead of the line
+    writer = unique.writeStream.foreachBatch(write).option("checkpointLocation", str(lake / "_checkpoint"))
     try:
-        _run(writer)
+        _run_to_end(writer.trigger(availableNow=True))
     except Exception as error:  # noqa: BLE001 - Java's exceptions share no useful base class
         if errors:  # Spark's own error does not say what failed in `write`
             raise errors[0] from None
-        raise ValueError(
-            f"The lake {lake} cannot be continued: {_first_error_line(error)}; if its _checkpoint is damaged, or the "
-            "lake was moved, move it back or recreate it"
-        ) from None
+        remedy = "if its _checkpoint is damaged, or the lake was moved, move it back or recreate it"
+        raise ValueError(f"The lake {lake} cannot be continued: {_first_error_line(error)}; {remedy}") from None
 
 
 def _first_error_line(error: Exception) -> str:
@@ -143,7 +134,7 @@ def _first_error_line(error: Exception) -> str:
     return re.sub(r"\[[A-Z_.]+\] | SQLSTATE: \w+", "", first)
 
 
-def _run(writer: DataStreamWriter) -> None:
+def _run_to_end(writer: DataStreamWriter) -> None:
     query = writer.start()
     try:
         query.awaitTermination()

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from rota.model import single_line
-from rota.pipeline.common.names import is_manifest_name
+from rota.pipeline.common.names import is_manifest_name, replace_unprintable
 from rota.pipeline.common.paths import MANIFEST_FIRST_LINE
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.spec import PolicySpec, policy_body
@@ -66,10 +66,8 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
         if old.stem in policies or old.read_bytes().startswith(MANIFEST_FIRST_LINE.encode()):
             old.unlink()  # a manifest of an earlier run, which this run may not recommend
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
-    counts = {
-        str(row["use"]): int(row["groups"])
-        for row in changing.groupBy("use").agg(F.count("*").alias("groups")).collect()
-    }
+    group_counts = changing.groupBy("use").agg(F.count("*").alias("groups")).collect()
+    counts = {str(row["use"]): int(row["groups"]) for row in group_counts}
     ordered = changing.orderBy("use", "group").toLocalIterator()
     for name, rows in groupby(ordered, key=lambda row: str(row["use"])):
         with (folder / f"{name}.yaml").open("w", encoding="utf-8") as file:
@@ -85,17 +83,14 @@ def _manifest_lines(name: str, policy: PolicySpec, groups: Iterator[str], group_
     for namespace, named in groupby(groups, key=_group_namespace):
         if namespace is None:
             yield "---\n"
-            yield from (f"# {_printable(group)}: not a valid Kubernetes name\n" for group in named)
+            for group in named:  # with a line break, a name would end its comment
+                yield f"# {replace_unprintable(single_line(group))}: not a valid Kubernetes name\n"
         else:
             yield f"---\n{build_manifest(name, policy, namespace)}"
-            yield from (f"# {patch_command(group, name)}\n" for group in named)
+            for group in named:
+                yield f"# {patch_command(group, name)}\n"
 
 
 def _group_namespace(group: str) -> str | None:
     location = parse_group_name(group)
     return location.namespace if location else None
-
-
-def _printable(text: str) -> str:
-    """Return a text with unprintable characters replaced, also line breaks, so that it cannot end its comment."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in single_line(text))

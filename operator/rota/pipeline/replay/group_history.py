@@ -6,7 +6,7 @@ Built from journal records or by the synthetic generator; `rota.pipeline.replay.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import filterfalse
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from rota.documents import Assignment, Release, Share
 from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.pipeline.history.ordering import MAX_CLOCK_SKEW_SECONDS
 from rota.ranges import from_ranges
-from rota.records import Fact, HandoverRecord, MembershipRecord, OffsetsRecord, OwnersRecord
+from rota.records import Fact, HandoverRecord, MembershipRecord, OffsetsRecord, Owner, OwnersRecord, Releasing
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from rota.timestamps import format_time
 
@@ -26,6 +26,7 @@ MAX_HISTORY_SECONDS = 366 * 86400.0  # seconds of a history; all of its steps ar
 CAPACITY_HEADROOM = 1.1  # capacity of a member over its highest measured rate
 
 Rates = NDArray[np.float64]
+QueueMask = NDArray[np.bool_]  # by queue
 
 
 class MemberPresence(NamedTuple):
@@ -67,27 +68,39 @@ class GroupHistory:
         return len(self.arrivals)
 
 
+def index_queues(queues: Sequence[Queue]) -> dict[Queue, int]:
+    """Return the index of each queue in arrays by queue."""
+    return {queue: index for index, queue in enumerate(queues)}
+
+
 def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     """Sort a group's records by time; records of documents by generation, as the clocks of two leaders may differ.
 
     A record's time is raised to that of the previous generation if its clock was behind. Generations start again when a
     group is recreated. An `owners` record comes after the other records of its generation, which it sums up.
     """
-    by_time = sorted(facts, key=lambda fact: (fact.at, _generation(fact), isinstance(fact, OwnersRecord)))
-    documents = [fact for fact in by_time if _generation(fact)]
-    lives = list(accumulate(map(_was_recreated, [None, *documents], documents), initial=0))[1:]
-    numbered = sorted(zip(lives, documents, strict=True), key=_generation_order)
-    ordered = [fact for fact in by_time if not _generation(fact)]
+    by_time = sorted(facts, key=lambda fact: (fact.at, *_generation_order(fact)))
+    documents = list(filter(_generation, by_time))
+    ordered = list(filterfalse(_generation, by_time))
     at = datetime.min.replace(tzinfo=UTC)
-    for _, fact in numbered:
+    for _, fact in sorted(_number_lives(documents), key=lambda entry: (entry[0], *_generation_order(entry[1]))):
         at = max(at, fact.at)
         ordered.append(fact if fact.at == at else structs.replace(fact, at=at))
     return sorted(ordered, key=lambda fact: fact.at)
 
 
-def _generation_order(entry: tuple[int, Fact]) -> tuple[int, int, bool]:
-    life, fact = entry
-    return life, _generation(fact), isinstance(fact, OwnersRecord)
+def _generation_order(fact: Fact) -> tuple[int, bool]:
+    return _generation(fact), isinstance(fact, OwnersRecord)
+
+
+def _number_lives(documents: Iterable[Fact]) -> Iterator[tuple[int, Fact]]:
+    """Yield each record with a number that grows when the group was recreated."""
+    life = 0
+    previous: Fact | None = None
+    for document in documents:
+        life += _was_recreated(previous, document)
+        yield life, document
+        previous = document
 
 
 def _generation(fact: Fact) -> int:
@@ -118,9 +131,8 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
     if last - begins > MAX_HISTORY_SECONDS:
         days = (last - begins) / 86400
         raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is limited to 366 days")
-    arrivals, consumed, lag = _measure_flows(
-        [fact for fact in later if isinstance(fact, OffsetsRecord)], queues, begins, last
-    )
+    samples = [fact for fact in later if isinstance(fact, OffsetsRecord)]
+    arrivals, consumed, lag = _measure_flows(samples, queues, begins, last)
     return GroupHistory(
         group=group,
         spec=planner_spec(group, queues, first_owners.ordering),
@@ -152,16 +164,21 @@ def planner_spec(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpe
 
 def _first_assignment(fact: OwnersRecord) -> Assignment:
     at = format_time(fact.at.timestamp())
-    drains = {
-        queue: Release(Holder(revoked.holder, revoked.holder_uid), revoked.to, fact.generation, at)
-        for revoked in fact.releasing
-        for queue in from_ranges(revoked.queues)
-    }
-    shares = {name: Share(pod.uid, tuple(sorted(from_ranges(pod.queues)))) for name, pod in fact.members.items()}
-    members = {name: share for name, share in shares.items() if share.queues or fact.members[name].standing != "Ended"}
-    strategy = str(fact.rules.get("strategy", ""))
+    releasing: dict[Queue, Release] = {}
+    for revoked in fact.releasing:
+        release = Release(Holder(revoked.holder, revoked.holder_uid), revoked.to, fact.generation, at)
+        releasing |= dict.fromkeys(from_ranges(revoked.queues), release)
+    members: dict[str, Share] = {}
+    for name, pod in fact.members.items():
+        if (queues := from_ranges(pod.queues)) or pod.standing != "Ended":
+            members[name] = Share(pod.uid, tuple(sorted(queues)))
     return Assignment(
-        group=fact.group, generation=fact.generation, issued_at=at, strategy=strategy, members=members, releasing=drains
+        group=fact.group,
+        generation=fact.generation,
+        issued_at=at,
+        strategy=str(fact.rules.get("strategy", "")),
+        members=members,
+        releasing=releasing,
     )
 
 
@@ -172,11 +189,7 @@ def _state_changes(first_owners: OwnersRecord, facts: Iterable[Fact]) -> Iterato
     for fact in facts:
         match fact:
             case MembershipRecord():
-                rooms = {name: presence.room for name, presence in present.members.items()}
-                members = {
-                    name: MemberPresence(pod.uid, pod.standing, rooms.get(name)) for name, pod in fact.members.items()
-                }
-                changed = replace(present, members=members)
+                changed = replace(present, members=_members_after(present.members, fact))
             case OwnersRecord():
                 changed = _state_from_owners(fact)
             case HandoverRecord():
@@ -184,16 +197,25 @@ def _state_changes(first_owners: OwnersRecord, facts: Iterable[Fact]) -> Iterato
             case _:
                 continue
         changed = replace(changed, at=fact.at.timestamp())
-        if (changed.members, changed.queues, changed.policy) != (present.members, present.queues, present.policy):
+        if replace(changed, at=present.at) != present:
             yield changed
         present = changed
 
 
 def _state_from_owners(fact: OwnersRecord) -> Change:
-    named = [pod.queues for pod in fact.members.values()] + [part.queues for part in fact.releasing] + [fact.unowned]
+    queues: set[Queue] = set()
+    parts: list[Owner | Releasing] = [*fact.members.values(), *fact.releasing]
+    for part in parts:
+        queues.update(from_ranges(part.queues))
+    queues.update(from_ranges(fact.unowned))
     members = {name: MemberPresence(pod.uid, pod.standing, pod.room) for name, pod in fact.members.items()}
-    queues = frozenset(queue for ranges in named for queue in from_ranges(ranges))
-    return Change(fact.at.timestamp(), members, queues, recorded_policy(fact.group, fact.rules))
+    return Change(fact.at.timestamp(), members, frozenset(queues), recorded_policy(fact.group, fact.rules))
+
+
+def _members_after(previous: Mapping[str, MemberPresence], fact: MembershipRecord) -> dict[str, MemberPresence]:
+    """Return the members of a record; it names no machine rooms, so those of the previous members stay."""
+    rooms = {name: presence.room for name, presence in previous.items()}
+    return {name: MemberPresence(pod.uid, pod.standing, rooms.get(name)) for name, pod in fact.members.items()}
 
 
 def recorded_policy(group: str, rules: Mapping[str, Any]) -> PolicySpec:
@@ -220,10 +242,9 @@ def _measure_flows(
 
     Offsets that go back count as no flow. Between two samples, also across a gap in the records, rates are constant.
     """
-    indexes = {queue: index for index, queue in enumerate(queues)}
     steps = max(1, int(np.ceil((end - start) / STEP_SECONDS)))
     edges: Rates = start + STEP_SECONDS * np.arange(steps + 1, dtype=np.float64)
-    last, committed = _offset_arrays(samples, indexes)
+    last, committed = _offset_arrays(samples, index_queues(queues))
     times = np.array([sample.at.timestamp() for sample in samples])
     lag = np.zeros(len(queues))
     if len(samples):
@@ -237,12 +258,11 @@ def _offset_arrays(samples: Sequence[OffsetsRecord], index_of_queue: Mapping[Que
     for row, sample in enumerate(samples):
         for topic, brokers in sample.topics.items():
             for broker, columns in brokers.items():
-                positions = [index_of_queue.get(Queue(topic, broker, number), -1) for number in columns.ids]
-                indexes = [index for index, position in enumerate(positions) if position >= 0]
-                queue_indexes = [positions[index] for index in indexes]
-                last[row, queue_indexes] = [columns.last[index] for index in indexes]
-                offsets = [columns.committed[index] for index in indexes]
-                committed[row, queue_indexes] = [np.nan if offset is None else offset for offset in offsets]
+                for number, end, offset in zip(columns.ids, columns.last, columns.committed, strict=True):
+                    index = index_of_queue.get(Queue(topic, broker, number))
+                    if index is not None:
+                        last[row, index] = end
+                        committed[row, index] = np.nan if offset is None else offset
     return last, committed
 
 
@@ -267,16 +287,20 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[
 
 def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
     """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM."""
-    indexes = {queue: index for index, queue in enumerate(queues)}
+    index_of_queue = index_queues(queues)
     # A queue's consumption in a step with a handover has no single owner.
-    moving = {int((fact.at.timestamp() - begins) / STEP_SECONDS) for fact in facts if isinstance(fact, HandoverRecord)}
+    moving_steps = {_step_of(fact, begins) for fact in facts if isinstance(fact, HandoverRecord)}
     highest = 0.0
-    for record in (fact for fact in facts if isinstance(fact, OwnersRecord)):
-        first = int((record.at.timestamp() - begins) / STEP_SECONDS)
-        quiet = [step for step in (first, first + 1) if step < len(consumed) and step not in moving]
-        owned = (
-            [indexes[queue] for queue in from_ranges(pod.queues) if queue in indexes] for pod in record.members.values()
-        )
-        loads = [float(consumed[step, columns].sum()) for columns in owned if columns for step in quiet]
-        highest = max([highest, *loads])
+    for fact in facts:
+        if isinstance(fact, OwnersRecord):
+            first = _step_of(fact, begins)
+            quiet_steps = set(range(first, min(first + 2, len(consumed)))) - moving_steps
+            for pod in fact.members.values():
+                owned = [index_of_queue[queue] for queue in from_ranges(pod.queues) if queue in index_of_queue]
+                for step in quiet_steps:
+                    highest = max(highest, float(consumed[step, owned].sum()))
     return highest * CAPACITY_HEADROOM or float("inf")
+
+
+def _step_of(fact: Fact, begins: float) -> int:
+    return int((fact.at.timestamp() - begins) / STEP_SECONDS)

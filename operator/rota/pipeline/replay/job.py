@@ -47,18 +47,14 @@ def persist_on_disk(rows: DataFrame) -> DataFrame:
     return rows.persist(StorageLevel.DISK_ONLY)
 
 
-def simulate_policies(facts: Facts, policies: Mapping[str, PolicySpec]) -> Simulation:
-    """Replay every group's history under each policy, and under the policies recorded in the journal."""
-    return replay_histories(persist_on_disk(build_histories(facts)), policies)
-
-
 def replay_histories(histories: DataFrame, policies: Mapping[str, PolicySpec]) -> Simulation:
-    """Replay persisted histories, as `simulate_policies` does."""
+    """Replay every group's persisted history under each policy, and under the policies recorded in the journal."""
     spark = histories.sparkSession
     rules = [(name, msgspec.json.encode(policy_body(policy)).decode()) for name, policy in policies.items()]
     policy_rows = spark.createDataFrame([(RECORDED_POLICY, None), *rules], _POLICIES)
     runs = persist_on_disk(pair_policies(histories, policy_rows).mapInArrow(_replay_batches, _RUNS))
-    return Simulation(results_of(runs), series_of(runs))
+    points = runs.select("group", "policy", F.explode("series").alias("point"))
+    return Simulation(runs.select(*RESULTS.fieldNames()), points.select("group", "policy", "point.*"))
 
 
 def pair_policies(histories: DataFrame, policies: DataFrame) -> DataFrame:
@@ -67,17 +63,6 @@ def pair_policies(histories: DataFrame, policies: DataFrame) -> DataFrame:
     pairs = histories.crossJoin(F.broadcast(policies))
     heavy = pairs.where(F.col("size") > HEAVY_REPLAY_SIZE).repartition(parts)  # round robin: spreads the few
     return heavy.unionByName(pairs.where(F.col("size") <= HEAVY_REPLAY_SIZE).repartition(parts, "group", "policy"))
-
-
-def results_of(runs: DataFrame) -> DataFrame:
-    """Return the totals: a row for each group and policy."""
-    return runs.select(*RESULTS.fieldNames())
-
-
-def series_of(runs: DataFrame) -> DataFrame:
-    """Return the points for plots: a row for each group, policy and time."""
-    points = runs.select("group", "policy", F.explode("series").alias("point"))
-    return points.select("group", "policy", "point.*")
 
 
 def build_histories(facts: Facts) -> DataFrame:
@@ -147,13 +132,11 @@ def _replay_row(row: Mapping[str, Any]) -> dict[str, Any]:
     metrics = ReplayMetrics(history)
     replay = Replay(history, policy, metrics)
     replay.run()
-    return {
-        **metrics.to_row(),
-        "strategy": replay.policy.strategy,
-        "problem": metrics.problem
-        or (metrics.find_neglected_queue() if policy else None),  # the recorded policy was usable
-        "series": metrics.series,
-    }
+    problem = metrics.problem
+    if policy and not problem:  # the recorded policy was usable
+        problem = metrics.find_neglected_queue()
+    outcome = {"strategy": replay.policy.strategy, "problem": problem, "series": metrics.series}
+    return metrics.to_row() | outcome
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

@@ -56,6 +56,11 @@ class SimulatedMember:
         """Whether the pod delivers messages."""
         return self.may_obey and self.state != "Joining"
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the pod still finishes messages of queues that were revoked from it."""
+        return bool(self.draining) and self.may_obey
+
     def set_state(self, state: str, room: str | None, now: float) -> None:
         """Set member state and machine room from now on."""
         self.room = room

@@ -5,6 +5,7 @@ from html import escape
 
 from pyspark.sql import Row
 
+from rota.pipeline.common.names import replace_unprintable
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MEASURES
 from rota.pipeline.recommend.policy_manifests import build_manifest, patch_command
@@ -48,13 +49,18 @@ def _draw_plots(data: Findings, group: str, use: str) -> Iterator[str]:
     rows_by_policy = data.series.get(group, {})
     lines = ((RECORDED_POLICY, "now", "now"), (use, f"with {use}", "then"))  # policy, name, CSS class
     for title, column, y_minimum, is_stepped in _PLOTS:
-        plotted = [
-            PlotLine(name, css_class, [(row["at"], row[column]) for row in rows_by_policy[policy]])
-            for policy, name, css_class in lines
-            if policy in rows_by_policy
-        ]
+        plotted: list[PlotLine] = []
+        for policy, name, css_class in lines:
+            if policy in rows_by_policy:
+                points = [(row["at"], row[column]) for row in rows_by_policy[policy]]
+                plotted.append(PlotLine(name, css_class, points))
         plot = draw_lines(f"{group}, {title}", plotted, y_minimum=y_minimum, is_stepped=is_stepped)
         yield f"<figure><figcaption>{title}</figcaption>{plot}</figure>"
+
+
+def number_cell(text: str) -> str:
+    """Return a table's cell with a number."""
+    return f'<td class="number">{text}</td>'
 
 
 def _measures_table(current: Row, recommended: Row) -> str:
@@ -62,10 +68,9 @@ def _measures_table(current: Row, recommended: Row) -> str:
     for name, measure in MEASURES.items():
         cells = [_format_measure(name, current), _format_measure(name, recommended)]
         cells += [format_number(current[f"cost_{name}"]), format_number(recommended[f"cost_{name}"])]
-        numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
-        rows += f'<tr><th scope="row">{measure.title}</th>{numbers}</tr>'
-    heads = ("Now", "Then", "Points now", "Points then")
-    head = '<th scope="col">A day</th>' + "".join(f'<th scope="col" class=number>{title}</th>' for title in heads)
+        rows += f'<tr><th scope="row">{measure.title}</th>{"".join(map(number_cell, cells))}</tr>'
+    titles = map('<th scope="col" class=number>{}</th>'.format, ("Now", "Then", "Points now", "Points then"))
+    head = f'<th scope="col">A day</th>{"".join(titles)}'
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
@@ -93,5 +98,4 @@ def render_manifest(name: str, policy: PolicySpec) -> str:
 
 def escape_lines(text: str) -> str:
     """Escape a text for HTML; line breaks stay, other unprintable characters are replaced."""
-    shown = "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return escape(shown, quote=True)
+    return escape("\n".join(map(replace_unprintable, text.split("\n"))), quote=True)

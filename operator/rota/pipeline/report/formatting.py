@@ -73,29 +73,30 @@ def describe_change(current: float | None, proposed: float | None) -> str:
     return f"{format_percent(abs(proposed - current) / current)}\N{NO-BREAK SPACE}{direction}"
 
 
+def format_load(imbalance: float | None) -> str:
+    """Return the busiest member's load over the mean load; None is unknown."""
+    return "unknown" if imbalance is None else format_number(1 + imbalance)
+
+
+_PHRASES: dict[str, tuple[Callable[[float], str], str]] = {  # by measure
+    "moves": (format_number, "{new} moves of queues instead of {old}"),
+    "pause": (format_duration, "queues are paused for {new} in total instead of {old}"),
+    "duplicates": (format_number, "{new} messages expected twice instead of {old}"),
+    "imbalance": (format_load, "the busiest member has {new} times the mean load instead of {old}"),
+    "idle": (format_number, "members idle for {new} h instead of {old} h"),
+    "unowned": (format_duration, "queues have no owner for {new} instead of {old}"),
+    "lag_mean": (format_number, "a mean lag of {new} instead of {old}"),
+}
+
+
 def improvements_and_drawbacks(current: Row, proposed: Row) -> tuple[list[str], list[str]]:
     """Return the improvements and the drawbacks of a change, each as a phrase."""
-    phrases: dict[str, Callable[[float, float], str]] = {
-        "moves": lambda old, new: f"{format_number(new)} moves of queues instead of {format_number(old)}",
-        "pause": lambda old, new: (
-            f"queues are paused for {format_duration(new)} in total instead of {format_duration(old)}"
-        ),
-        "duplicates": lambda old, new: f"{format_number(new)} messages expected twice instead of {format_number(old)}",
-        "imbalance": lambda old, new: (
-            f"the busiest member has {format_number(1 + new)} times the mean load instead of {format_number(1 + old)}"
-        ),
-        "idle": lambda old, new: f"members idle for {format_number(new)} h instead of {format_number(old)} h",
-        "unowned": lambda old, new: (
-            f"queues have no owner for {format_duration(new)} instead of {format_duration(old)}"
-        ),
-        "lag_mean": lambda old, new: f"a mean lag of {format_number(new)} instead of {format_number(old)}",
-    }
     better: list[str] = []
     worse: list[str] = []
-    for name, phrase in phrases.items():
+    for name, (write, phrase) in _PHRASES.items():
         old = current[name]
         new = proposed[name]
         if old is None or new is None or abs(new - old) <= MIN_CHANGE_FRACTION * max(old, new):
             continue
-        (better if new < old else worse).append(phrase(old, new))
+        (better if new < old else worse).append(phrase.format(new=write(new), old=write(old)))
     return better, worse

@@ -3,18 +3,20 @@
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from importlib.resources import files
+from typing import NamedTuple
 
 from pyspark.sql import Row
 
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MEASURES
 from rota.pipeline.recommend.ranking import OWN_POLICIES
-from rota.pipeline.report.cards import render_card, render_manifest
+from rota.pipeline.report.cards import number_cell, render_card, render_manifest
 from rota.pipeline.report.formatting import (
     describe_change,
     describe_history_length,
     format_count,
     format_duration,
+    format_load,
     format_percent,
     improvements_and_drawbacks,
 )
@@ -33,7 +35,7 @@ ICON = (
 )
 
 LIMITATIONS = (
-    ("Both sides of each comparison come from the same model, so its errors affect both; neither is a measurement."),
+    "Both sides of each comparison come from the same model, so its errors affect both; neither is a measurement.",
     (
         "Members start, obey and drain in typical times, the same for all; slow starts, slow brokers and cold caches "
         "are not modelled."
@@ -85,14 +87,11 @@ def _sections(data: Findings) -> Iterator[str]:
     yield _section("answer", "The answer", [*_answer(data), *_tiles(data), *_problem_lists(data)])
     yield _section("policies", "If all groups used one policy", _policies_table(data))
     yield _section("groups", "Recommendation for each group", _groups_table(data))
-    if data.plotted_groups:
-        many = len(data.plotted_groups)
-        title = "The group that benefits" if data.scope.changing == 1 else f"The {many} groups that benefit most"
-        yield _section(
-            "gains",
-            title,
-            [_lines_key(), *(render_card(data, *ranked) for ranked in enumerate(data.plotted_groups, 1))],
-        )
+    if plotted := data.plotted_groups:
+        many = f"The {len(plotted)} groups that benefit most"
+        title = "The group that benefits" if data.scope.changing == 1 else many
+        cards = [render_card(data, rank, row) for rank, row in enumerate(plotted, 1)]
+        yield _section("gains", title, [_lines_key(), *cards])
         yield _section("apply", "Manifests to apply", _apply(data))
     yield _section("weights", "Components of the cost", _weights_table(data))
     yield _section("unknown", "Limits of these figures", [_list(LIMITATIONS)])
@@ -104,16 +103,15 @@ def _section(name: str, title: str, parts: Iterable[str]) -> str:
 
 
 def _list(texts: Iterable[str]) -> str:
-    return f'<ul class="known">{"".join(f"<li>{text}</li>" for text in texts)}</ul>'
+    return f'<ul class="known">{"".join(map("<li>{}</li>".format, texts))}</ul>'
 
 
 def _scope_sentence(data: Findings) -> str:
     scope = data.scope
-    tried = [escape_text(name) for name in data.policies][:MAX_POLICY_ROWS]
+    names = ", ".join(map(escape_text, list(data.policies)[:MAX_POLICY_ROWS])) or "no other policy"
     when = ""
     if scope.since is not None and scope.until is not None:
         when = f", from {format_utc(scope.since)} to {format_utc(scope.until)} UTC"
-    names = ", ".join(tried) if tried else "no other policy"
     length = f"{format_number(scope.hours)} hours"
     if scope.hours >= 48:  # noqa: PLR2004 - two days
         length = f"{format_number(scope.hours / 24)} days of groups"
@@ -142,11 +140,10 @@ def _answer(data: Findings) -> Iterator[str]:
             f"{format_percent(data.min_gain)} or more with another policy.</p>"
         )
     else:
-        first = find_leading_group(data)
+        of_that = ""
+        if first := find_leading_group(data):
+            of_that = f"; of that {format_percent(first.gain_fraction)} is group {escape_text(first.group)}"
         difference = describe_change(now["cost"], each["cost"])
-        of_that = (
-            f"; of that {format_percent(first.gain_fraction)} is group {escape_text(first.group)}" if first else ""
-        )
         yield (
             f'<p class="answer"><strong>{changing:,} of {format_count(judged, "group")}</strong> would benefit from '
             "another policy. If each used its own, all together would cost "
@@ -173,27 +170,22 @@ def _tiles(data: Findings) -> Iterator[str]:
     each = sums_of(data, OWN_POLICIES)
     if now is None or each is None or not data.scope.changing:
         return
-    tiles = [
+    items = ""
+    for title, show, name in (
         ("Cost a day", format_number, "cost"),
         ("Moves a day", format_number, "moves"),
         ("Pauses a day", format_duration, "pause"),
         ("Duplicates a day", format_number, "duplicates"),
         ("Busiest to mean load", _format_load_factor, "imbalance"),
         ("Mean lag", format_number, "lag_mean"),
-    ]
-    items = "".join(
-        f'<div><dt>{title}</dt><dd class="much">{show(each[name])}</dd><dd class="was">now {show(now[name])}</dd></div>'
-        for title, show, name in tiles
-    )
+    ):
+        then = f'<dd class="much">{show(each[name])}</dd>'
+        items += f'<div><dt>{title}</dt>{then}<dd class="was">now {show(now[name])}</dd></div>'
     yield f'<dl class="tiles">{items}</dl>'
 
 
 def _format_load_factor(imbalance: float | None) -> str:
-    return f"{_format_load(imbalance)}\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}"
-
-
-def _format_load(imbalance: float | None) -> str:
-    return "unknown" if imbalance is None else format_number(1 + imbalance)
+    return f"{format_load(imbalance)}\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}"
 
 
 def _problem_lists(data: Findings) -> Iterator[str]:
@@ -204,17 +196,20 @@ def _problem_lists(data: Findings) -> Iterator[str]:
         )
     if data.problems:
         yield "<p>Some policies cannot be used everywhere:</p>"
-        yield _list(
-            f"<strong>{_policy_title(row['policy'])}</strong> in {format_count(row['groups'], 'group')}, such as "
-            f"{escape_text(row['example'])}: {_unusable(row['policy'])}{escape_text(row['problem'])}"
-            for row in data.problems
-        )
+        yield _list(map(_problem_sentence, data.problems))
+
+
+def _problem_sentence(row: Row) -> str:
+    unusable = "" if row["policy"] == RECORDED_POLICY else "unusable: "
+    where = f"{format_count(row['groups'], 'group')}, such as {escape_text(row['example'])}"
+    return f"<strong>{_policy_title(row['policy'])}</strong> in {where}: {unusable}{escape_text(row['problem'])}"
 
 
 # Tables.
 
 
 def _table(caption: str, head: Iterable[tuple[str, str]], rows: Iterable[str]) -> str:
+    """Return a table; `head` has the title and the CSS class of each column."""
     cells = "".join(f'<th scope="col" class="{style}">{title}</th>' for title, style in head)
     return (
         f'<div class="wide" role="region" aria-label="{caption}" tabindex="0"><table><caption>{caption}</caption>'
@@ -222,15 +217,23 @@ def _table(caption: str, head: Iterable[tuple[str, str]], rows: Iterable[str]) -
     )
 
 
-_POLICY_COLUMNS: list[tuple[str, str, Callable[[float | None], str]]] = [
-    ("Moves", "moves", format_number),
-    ("Pauses", "pause", format_duration),
-    ("Duplicates", "duplicates", format_number),
-    ("Busiest member", "imbalance", _format_load),
-    ("Idle, h", "idle", format_number),
-    ("Unowned", "unowned", format_duration),
-    ("Mean lag", "lag_mean", format_number),
-]
+class _PolicyColumn(NamedTuple):
+    """A column with a measure: its title, the measure's name in the sums, and how it is written."""
+
+    title: str
+    measure: str
+    write: Callable[[float | None], str]
+
+
+_POLICY_COLUMNS = (
+    _PolicyColumn("Moves", "moves", format_number),
+    _PolicyColumn("Pauses", "pause", format_duration),
+    _PolicyColumn("Duplicates", "duplicates", format_number),
+    _PolicyColumn("Busiest member", "imbalance", format_load),
+    _PolicyColumn("Idle, h", "idle", format_number),
+    _PolicyColumn("Unowned", "unowned", format_duration),
+    _PolicyColumn("Mean lag", "lag_mean", format_number),
+)
 
 
 def _policies_table(data: Findings) -> Iterator[str]:
@@ -240,15 +243,15 @@ def _policies_table(data: Findings) -> Iterator[str]:
         return
     now = sums_of(data)
     most = max(row["cost"] for row in rows)
-    keys = "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
-        f"{measure.title}</li>"
-        for name, measure in MEASURES.items()
-    )
+    keys = ""
+    for name, measure in MEASURES.items():
+        sample = f'<svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
+        keys += f"<li>{sample}{measure.title}</li>"
     yield "<p>Per day, for all groups together; the cheapest first. The bars show the components of each cost:</p>"
     yield f'<ul class="key" aria-label="Colours of the bars">{keys}</ul>'
-    head = [("Policy", "name"), ("Cost", "cost"), *((title, "number") for title, _, _ in _POLICY_COLUMNS)]
-    yield _table("Policies, the cheapest first", head, (_policy_row(row, now, most) for row in rows))
+    number_columns = [(column.title, "number") for column in _POLICY_COLUMNS]
+    body = [_policy_row(row, now, most) for row in rows]
+    yield _table("Policies, the cheapest first", [("Policy", "name"), ("Cost", "cost"), *number_columns], body)
     left_out = [escape_text(row["policy"]) for row in data.policy_sums if not row["usable"]][:MAX_POLICY_ROWS]
     if left_out:
         yield f"<p>Not shown, because no group can use them: {', '.join(left_out)}.</p>"
@@ -260,36 +263,25 @@ def _policy_title(policy: str) -> str:
 
 def _policy_row(row: Row, now: Row | None, most: float) -> str:
     name = row["policy"]
-    strategies = ", ".join(escape_text(strategy) for strategy in row["strategies"])
-    notes = [strategies] + ([f"{format_count(row['unusable'], 'group')} cannot use it"] if row["unusable"] else [])
+    strategies = ", ".join(map(escape_text, row["strategies"]))
+    exceptions = f"{format_count(row['unusable'], 'group')} cannot use it" if row["unusable"] else ""
+    notes = "; ".join(filter(None, [strategies, exceptions]))
     change = "" if now is None or name == RECORDED_POLICY else f", {describe_change(now['cost'], row['cost'])}"
     segments = [BarSegment(measure.title, part, row[f"cost_{part}"] or 0.0) for part, measure in MEASURES.items()]
-    cells = "".join(f'<td class="number">{show(row[part])}</td>' for _, part, show in _POLICY_COLUMNS)
+    cells = "".join(number_cell(column.write(row[column.measure])) for column in _POLICY_COLUMNS)
     return (
         f"<tr{' class=own' if name in {OWN_POLICIES, RECORDED_POLICY} else ''}>"
-        f'<th scope="row" class="name">{_policy_title(name)}<small>{"; ".join(filter(None, notes))}</small></th>'
+        f'<th scope="row" class="name">{_policy_title(name)}<small>{notes}</small></th>'
         f'<td class="cost">{format_number(row["cost"])}{change}{draw_bar(f"Cost of {name}", segments, most)}</td>'
         f"{cells}</tr>"
     )
 
 
-def _unusable(policy: str) -> str:
-    return "" if policy == RECORDED_POLICY else "unusable: "
-
-
 def _groups_table(data: Findings) -> Iterator[str]:
-    head = [
-        ("Group", "name"),
-        ("Recommendation", "do"),
-        ("Cost now", "number"),
-        ("Then", "number"),
-        ("Gain", "number"),
-        ("Why", "why"),
-    ]
-    rows = (
-        _group_row(row, place if place <= len(data.plotted_groups) else None)
-        for place, row in enumerate(data.groups, 1)
-    )
+    head = [("Group", "name"), ("Recommendation", "do"), ("Cost now", "number"), ("Then", "number")]
+    head += [("Gain", "number"), ("Why", "why")]
+    card_count = len(data.plotted_groups)  # the first groups of the table have cards
+    rows = [_group_row(row, place, has_card=place <= card_count) for place, row in enumerate(data.groups, 1)]
     yield _table("Groups, those that save most first; costs are points a day", head, rows)
     if (remaining := data.scope.groups - len(data.groups)) > 0:
         more = max(data.scope.changing - MAX_LISTED_GROUPS, 0)
@@ -299,25 +291,23 @@ def _groups_table(data: Findings) -> Iterator[str]:
         )
 
 
-def _group_row(row: Row, place: int | None) -> str:
-    name = f'<a href="#group-{place}">{escape_text(row["group"])}</a>' if place else escape_text(row["group"])
+def _group_row(row: Row, place: int, *, has_card: bool) -> str:
+    name = f'<a href="#group-{place}">{escape_text(row["group"])}</a>' if has_card else escape_text(row["group"])
     gain = f'<span class="good">{format_percent(row["gain"])}</span>' if row["change"] else "none"
     do = f"use <strong>{escape_text(row['use'])}</strong>" if row["change"] else "keep"
     return (
         f'<tr><th scope="row" class="name">{name}</th>'
         f'<td class="do">{do}<small>now {escape_text(row["strategy"])}</small></td>'
-        f'<td class="number">{format_number(row["cost_now"])}</td>'
-        f'<td class="number">{format_number(row["cost_then"])}</td>'
-        f'<td class="number">{gain}</td><td class="why">{escape_text(row["evidence"])}</td></tr>'
+        f"{number_cell(format_number(row['cost_now']))}{number_cell(format_number(row['cost_then']))}"
+        f'{number_cell(gain)}<td class="why">{escape_text(row["evidence"])}</td></tr>'
     )
 
 
 def _lines_key() -> str:
-    items = "".join(
-        f'<li><svg class="swatch" viewBox="0 0 28 12" aria-hidden="true"><path class="line {style}" d="M1 6H27"/></svg>'
-        f"{text}</li>"
-        for style, text in (("now", "present policy"), ("then", "recommended policy"))
-    )
+    items = ""
+    for style, text in (("now", "present policy"), ("then", "recommended policy")):
+        path = f'<path class="line {style}" d="M1 6H27"/>'
+        items += f'<li><svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{path}</svg>{text}</li>'
     return f'<ul class="key" aria-label="Lines">{items}</ul>'
 
 
@@ -339,10 +329,9 @@ def _weights_table(data: Findings) -> Iterator[str]:
         f"{format_percent(data.min_gain)}; among equal costs the present policy wins. A measure that is unknown "
         "for one policy is ignored for all policies of that group.</p>"
     )
-    rows = (
-        f'<tr><th scope="row">{measure.title}</th>'
-        f'<td class="number">{data.weights.weight_of(name):g}</td><td>for each {measure.unit}</td>'
-        f'<td class="why">{measure.reason}</td></tr>'
-        for name, measure in MEASURES.items()
-    )
+    rows = ""
+    for name, measure in MEASURES.items():
+        weight = number_cell(f"{data.weights.weight_of(name):g}")
+        rows += f'<tr><th scope="row">{measure.title}</th>{weight}<td>for each {measure.unit}</td>'
+        rows += f'<td class="why">{measure.reason}</td></tr>'
     yield _table("Weights", [("Measure", ""), ("Points", "number"), ("Unit", ""), ("Why this default", "why")], rows)

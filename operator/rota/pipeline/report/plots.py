@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
-from itertools import pairwise
+from itertools import chain
 from math import floor, isfinite, log10
-from typing import NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, TypeGuard
 
 from rota.model import single_line
+from rota.pipeline.common.names import replace_unprintable
 
 WIDTH = 340
 HEIGHT = 170
@@ -31,6 +33,11 @@ class PlotLine(NamedTuple):
     css_class: str
     points: Points
 
+    @property
+    def known_points(self) -> list[tuple[float, float]]:
+        """The points with a known value."""
+        return [(at, value) for at, value in self.points if _is_known(value)]
+
 
 class BarSegment(NamedTuple):
     """One part of a stacked bar."""
@@ -40,16 +47,18 @@ class BarSegment(NamedTuple):
     value: float
 
 
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and isfinite(value)
+
+
 def escape_text(text: object) -> str:
     """Shorten and escape a text from outside for HTML; unprintable characters are replaced."""
-    letters = single_line(str(text), MAX_TEXT_CHARACTERS)
-    shown = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in letters)
-    return escape(shown, quote=True)
+    return escape(replace_unprintable(single_line(str(text), MAX_TEXT_CHARACTERS)), quote=True)
 
 
 def format_number(value: float | None) -> str:
     """Write a number with up to three significant digits or as an integer: 0.25, 3.4, 120, 31,000, 1.2 M."""
-    if value is None or not isfinite(value):
+    if not _is_known(value):
         return "unknown"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= size:
@@ -71,12 +80,13 @@ def _format_digits(value: float) -> str:
 
 def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float = 0.0, is_stepped: bool = False) -> str:
     """Draw lines over time. The y axis starts at `y_minimum` or lower; a stepped line holds each value."""
-    valid = [(at, value) for line in plot_lines for at, value in line.points if value is not None and isfinite(value)]
-    if not valid:
+    values = [value for _, value in chain.from_iterable(line.known_points for line in plot_lines)]
+    if not values:
         return '<p class="none">No data.</p>'
-    times = [at for line in plot_lines for at, _ in line.points]
-    since, until = min(times), max(*times, min(times) + 1)
-    marks = _axis_marks(min(y_minimum, *(value for _, value in valid)), max(value for _, value in valid))
+    times = [at for at, _ in chain.from_iterable(line.points for line in plot_lines)]
+    since = min(times)
+    until = max(*times, since + 1)
+    marks = _axis_marks(min(y_minimum, *values), max(values))
     low, high = marks[0], marks[-1]
 
     def x(at: float) -> float:
@@ -86,11 +96,10 @@ def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float =
         return HEIGHT - BOTTOM_MARGIN - (value - low) / (high - low) * (HEIGHT - TOP_MARGIN - BOTTOM_MARGIN)
 
     parts = [*_draw_value_axis(marks, y), *_draw_time_axis(since, until, x)]
-    parts += [
-        f'<path class="line {line.css_class}" d="{"".join(_path_commands(line.points, x, y, is_stepped=is_stepped))}"/>'
-        for line in reversed(plot_lines)
-    ]
-    summary = "; ".join(_line_description(line) for line in plot_lines)
+    for line in reversed(plot_lines):
+        commands = "".join(_path_commands(line.points, x, y, is_stepped=is_stepped))
+        parts.append(f'<path class="line {line.css_class}" d="{commands}"/>')
+    summary = "; ".join(map(_line_description, plot_lines))
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
         f' aria-label="{escape_text(title)}: {escape(summary)}">'
@@ -99,12 +108,13 @@ def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float =
 
 
 def _line_description(line: PlotLine) -> str:
-    valid = [(value, at) for at, value in line.points if value is not None and isfinite(value)]
-    if not valid:
+    known = line.known_points
+    if not known:
         return f"{escape_text(line.name)}: unknown"
-    most, when = max(valid, key=lambda pair: pair[0])
-    least, last = min(valid)[0], valid[-1][0]
-    values = f"{format_number(least)} to {format_number(most)}, highest at {format_utc(when)}"
+    highest_at, most = max(known, key=itemgetter(1))
+    _, least = min(known, key=itemgetter(1))
+    _, last = known[-1]
+    values = f"{format_number(least)} to {format_number(most)}, highest at {format_utc(highest_at)}"
     return f"{escape_text(line.name)}: {values}, {format_number(last)} at the end"
 
 
@@ -154,7 +164,7 @@ def _path_commands(
     """Yield the commands of an SVG path through the points; unknown values are gaps."""
     previous: tuple[float, float | None] = (0.0, None)
     for at, value in points:
-        if value is None or not isfinite(value):
+        if not _is_known(value):
             previous = (at, None)
             continue
         place = f"{x(at):.1f} {y(value):.1f}"
@@ -171,19 +181,16 @@ def _path_commands(
 
 def draw_bar(title: str, segments: Sequence[BarSegment], full_width_value: float) -> str:
     """Draw a stacked bar, scaled so that `full_width_value` fills the width, without text."""
-    ends = [0.0]
+    rectangles = ""
+    end = 0.0
     for segment in segments:
-        ends.append(ends[-1] + max(segment.value, 0.0) / (full_width_value or 1.0) * 100)
-    drawn = [
-        f'<rect class="{segment.css_class}" x="{start:.2f}" width="{end - start:.2f}" height="10"/>'
-        for segment, (start, end) in zip(segments, pairwise(ends), strict=True)
-        if end - start >= 0.01  # noqa: PLR2004 - less is invisible
-    ]
-    values = ", ".join(
-        f"{escape_text(segment.name)} {format_number(segment.value)}" for segment in segments if segment.value
-    )
-    label = f"{escape_text(title)}: {values or 'nothing'}"
+        start = end
+        end += max(segment.value, 0.0) / (full_width_value or 1.0) * 100
+        if end - start >= 0.01:  # noqa: PLR2004 - less is invisible
+            rectangles += f'<rect class="{segment.css_class}" x="{start:.2f}" width="{end - start:.2f}" height="10"/>'
+    values = [f"{escape_text(segment.name)} {format_number(segment.value)}" for segment in segments if segment.value]
+    label = f"{escape_text(title)}: {', '.join(values) or 'nothing'}"
     return (
         f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{label}">'
-        f"{''.join(drawn)}</svg>"
+        f"{rectangles}</svg>"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row, Window
@@ -53,7 +54,7 @@ class Findings:
 
     @property
     def plotted_groups(self) -> list[Row]:
-        """Return the groups that have plots."""
+        """The groups that have plots."""
         return [row for row in self.groups if row["change"]][: self.max_plots]
 
 
@@ -136,10 +137,11 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
     usable = F.col("problem").isNull()
     now = results.where((F.col("policy") == RECORDED_POLICY) & usable).select("group", values.alias("now"))
     used = F.when(usable & F.col("now").isNotNull(), values).otherwise(F.col("now"))
-    sums = [F.sum(f"used.{name}").alias(name) for name in summed] + [F.avg(f"used.{averaged}").alias(averaged)]
+    sums = [F.sum(f"used.{name}").alias(name) for name in summed]
+    mean = F.avg(f"used.{averaged}").alias(averaged)
     every = results.join(now, "group", how="left").withColumn("used", used)
     counts = [F.count("*").alias("groups"), F.count("problem").alias("problems"), F.max("hours").alias("hours")]
-    summary = every.groupBy("policy").agg(*counts, *sums).orderBy("policy")
+    summary = every.groupBy("policy").agg(*counts, *sums, mean).orderBy("policy")
     has_usable = F.col("problems") < F.col("groups")
     return summary.withColumns({name: F.when(has_usable, F.col(name)) for name in (*summed, averaged)})
 
@@ -166,13 +168,15 @@ def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFra
 def best_for_all(data: Findings) -> Row | None:
     """Return the best single policy for all groups; None if its gain over the present ones is less than `min_gain`."""
     now = sums_of(data)
-    alternatives = [
-        row for row in data.policy_sums if row["policy"] not in {OWN_POLICIES, RECORDED_POLICY} and row["usable"]
-    ]
-    if now is None or not alternatives or not now["cost"]:
+    best = next(filter(_is_alternative, data.policy_sums), None)  # they are sorted by cost
+    if now is None or best is None or not now["cost"]:
         return None
-    best: Row = alternatives[0]  # they are sorted by cost
     return best if round(1 - best["cost"] / now["cost"], COST_DECIMALS) >= data.min_gain else None
+
+
+def _is_alternative(sums: Row) -> bool:
+    """Whether the sums are of a single policy that some group can use instead of its present one."""
+    return sums["policy"] not in {OWN_POLICIES, RECORDED_POLICY} and bool(sums["usable"])
 
 
 class LeadingGroup(NamedTuple):
@@ -202,7 +206,7 @@ def sums_of(data: Findings, policy: str = RECORDED_POLICY) -> Row | None:
 
 def _matches_now_or_recommended(top: list[tuple[str, str]]) -> Column:
     """Match rows of the present policy and of each top group's recommended policy."""
-    policy_of_group = F.create_map(*(F.lit(text) for pair in top for text in pair))
+    policy_of_group = F.create_map(*map(F.lit, chain.from_iterable(top)))
     return (F.col("policy") == RECORDED_POLICY) | (F.col("policy") == F.try_element_at(policy_of_group, F.col("group")))
 
 

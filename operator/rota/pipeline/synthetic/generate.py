@@ -37,14 +37,16 @@ def _write_groups(
     batches: Iterator[pa.RecordBatch], *, seed: int, hours: float, to: Path, largest: int
 ) -> Iterator[pa.RecordBatch]:
     """Write a task's groups. Files get their final names only when they are complete, so Spark may retry the task."""
-    numbers = [number for batch in batches for number in batch.column("id").to_pylist()]
+    numbers: list[int] = []
+    for batch in batches:
+        numbers += batch.column("id").to_pylist()
     records = 0
     parts = set()
     for number in numbers:
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)
         JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_collect_line, hourly)).run()
         for hour, lines in hourly.items():
-            path = _part_path(to, hour, numbers[0])
+            path = (to / hour_file(hour, f"generated-{numbers[0]:06d}")).with_suffix(".part")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab" if path in parts else "wb") as file:
                 file.write(b"\n".join([*lines, b""]))
@@ -57,7 +59,3 @@ def _write_groups(
 
 def _collect_line(hourly: defaultdict[str, list[bytes]], line: JournalLine) -> None:
     hourly[str(line["at"])[:HOUR_CHARACTERS]].append(_encoder.encode(line))
-
-
-def _part_path(to: Path, hour: str, first: int) -> Path:
-    return (to / hour_file(hour, f"generated-{first:06d}")).with_suffix(".part")

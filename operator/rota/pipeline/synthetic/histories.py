@@ -22,16 +22,14 @@ ZONES = ("east", "middle", "west")
 LARGE_GROUP_QUEUES = 1000
 LARGE_GROUP_PODS = 40
 
-POLICIES: tuple[PolicySpec, ...] = tuple(
-    parse_policy({"spec": body})
-    for body in (
-        {"strategy": "Averagely"},
-        {"strategy": "Averagely"},  # twice: it is as frequent as both Sticky policies together
-        {"strategy": "AveragelyByCircle"},
-        {"strategy": "Sticky"},
-        {"strategy": "Sticky", "budget": {"maxMoves": 10, "per": "1m"}},
-    )
+_POLICY_BODIES: tuple[Mapping[str, object], ...] = (
+    {"strategy": "Averagely"},
+    {"strategy": "Averagely"},  # twice: it is as frequent as both Sticky policies together
+    {"strategy": "AveragelyByCircle"},
+    {"strategy": "Sticky"},
+    {"strategy": "Sticky", "budget": {"maxMoves": 10, "per": "1m"}},
 )
+POLICIES = tuple(parse_policy({"spec": body}) for body in _POLICY_BODIES)
 
 
 @dataclass
@@ -43,15 +41,12 @@ class SyntheticFleet:
     members: dict[str, MemberPresence] = field(default_factory=dict)
     changes: list[tuple[float, Mapping[str, MemberPresence]]] = field(default_factory=list)
 
-    def start_pods(self, count: int) -> list[str]:
-        """Start pods in random zones; return their names."""
-        names = []
+    def start_pods(self, count: int) -> None:
+        """Start pods in random zones."""
         for _ in range(count):
             token = self.rng.bytes(6).hex()
             name = f"{self.group.partition('/')[2]}-{token[:5]}"
             self.members[name] = MemberPresence(token, "Ready", str(self.rng.choice(ZONES)))
-            names.append(name)
-        return names
 
     def set_state(self, name: str, state: str) -> None:
         """Set the member state of a pod, if the pod exists."""

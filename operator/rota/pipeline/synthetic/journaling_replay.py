@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -37,22 +36,22 @@ class JournalingReplay(Replay):
         self._last_plan: Plan | None = None
         self._pending_grants: dict[Queue, tuple[Holder, int]] = {}  # grants not obeyed yet: owner, generation
         self._rebalance_begin = (0, 0)  # of the current rebalance: first generation, number of forced queues
-        self._broker_columns = [
-            (topic, broker, [queue.id for queue in queues])
-            for (topic, broker), queues in groupby(history.queues, key=lambda queue: (queue.topic, queue.broker))
-        ]
+        self._ids_by_broker: dict[tuple[str, str], list[int]] = {}  # by topic and broker, in the order of the queues
+        for queue in history.queues:
+            self._ids_by_broker.setdefault((queue.topic, queue.broker), []).append(queue.id)
         self._last_offsets = np.full(len(history.queues), float(start_offset))
         self._sampled_at = history.begins
 
     def run(self) -> None:
         """Replay to the end of the history; write `offsets` every minute, and `owners` every hour."""
-        begins, ends = self.history.begins, self.history.ends
+        begins = self.history.begins
+        ends = self.history.ends
         for minute in range(int((ends - begins) // MINUTE_SECONDS) + 1):
             # The last sample is taken just before the end, where a new hour may start that has no other records.
-            self.schedule(min(begins + minute * MINUTE_SECONDS, ends - MOMENT_SECONDS), self._write_offsets)
+            self.clock.schedule(min(begins + minute * MINUTE_SECONDS, ends - MOMENT_SECONDS), self._write_offsets)
         hour = begins - begins % HOUR_SECONDS + HOUR_SECONDS
         while hour < ends:
-            self.schedule(hour, self._write_owners)
+            self.clock.schedule(hour, self._write_owners)
             hour += HOUR_SECONDS
         super().run()
 
@@ -85,7 +84,7 @@ class JournalingReplay(Replay):
             generation = new_plan.document.generation
             forced = 0
         if new_plan.document:
-            forced += sum(since == new_plan.document.generation for since in new_plan.document.forced.values())
+            forced += list(new_plan.document.forced.values()).count(new_plan.document.generation)
         self._rebalance_begin = (generation, forced)
         if "seconds" in last and generation:
             facts = {"reason": last["reason"], "began": last["at"], "moved": last["moved"], "seconds": last["seconds"]}
@@ -96,10 +95,8 @@ class JournalingReplay(Replay):
     def on_obeyed(self, member: SimulatedMember) -> None:
         """Write `obeyed` records for the grants that a member now follows."""
         by_generation: defaultdict[int, list[Queue]] = defaultdict(list)
-        owner = member.holder
-        pending = [(queue, since) for queue, (holder, since) in self._pending_grants.items() if holder == owner]
-        for queue, generation in pending:
-            if generation <= member.generation:
+        for queue, (holder, generation) in list(self._pending_grants.items()):
+            if holder == member.holder and generation <= member.generation:
                 del self._pending_grants[queue]
                 by_generation[generation].append(queue)
         for generation, queues in sorted(by_generation.items()):
@@ -108,15 +105,13 @@ class JournalingReplay(Replay):
 
     def _write_owners(self) -> None:
         if self._last_plan:
-            self._write_record(
-                owners_record(self.snapshot(), self._last_plan, self.document, self.history.spec, self.now)
-            )
+            record = owners_record(self.snapshot(), self._last_plan, self.document, self.history.spec, self.now)
+            self._write_record(record)
 
     def _write_offsets(self) -> None:
         traffic = self.metrics.traffic
-        self._last_offsets += (self.now - self._sampled_at) * traffic.arrival_rates(
-            max(self._sampled_at, self.history.begins)
-        )
+        rates = traffic.arrival_rates(max(self._sampled_at, self.history.begins))
+        self._last_offsets += (self.now - self._sampled_at) * rates
         self._sampled_at = self.now
         ends = np.floor(self._last_offsets)
         done = np.maximum(ends - np.ceil(traffic.lag), 0.0)
@@ -124,11 +119,10 @@ class JournalingReplay(Replay):
         committed = done.astype(int).tolist()
         topics: dict[str, dict[str, Any]] = {}
         start = 0
-        for topic, broker, ids in self._broker_columns:
+        for (topic, broker), ids in self._ids_by_broker.items():
             rows = slice(start, start + len(ids))
             start += len(ids)
             columns = {"ids": ids, "first": [0] * len(ids), "last": last[rows], "committed": committed[rows]}
             topics.setdefault(topic, {})[broker] = columns
-        self._write_record(
-            journal_record("offsets", self.history.group, format_time(self.now), topics=topics, verdicts={})
-        )
+        at = format_time(self.now)
+        self._write_record(journal_record("offsets", self.history.group, at, topics=topics, verdicts={}))

@@ -19,7 +19,7 @@ from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.errors import report_user_errors
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
-from rota.cli.options import OUTPUT_OPTION
+from rota.cli.options import OUTPUT_OPTION, default_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,24 +122,22 @@ def _check_java() -> None:
 
 def print_row_counts(rows: Mapping[str, int], output: str) -> None:
     """Print how many rows were written to each table."""
-    print_value(
-        dict(rows), output, lambda: print_table([{"table": name, "rows": count} for name, count in rows.items()])
-    )
+    table = [{"table": name, "rows": count} for name, count in rows.items()]
+    print_value(dict(rows), output, lambda: print_table(table))
 
 
 @pipeline.command()
 @click.argument("journal")
 @click.option("--to", "lake", required=True, help="The lake: a folder of tables, one for each kind.")
 @click.option("--watch", is_flag=True, help="Ingest new hours until Ctrl-C; default: exit after all complete hours.")
-@click.option(
+@default_option(
     "--settle",
     type=click.FloatRange(0, 366 * 24 * 60),
     default=5.0,
-    show_default=True,
     help="Minutes without growth after which an hour's file counts as complete.",
 )
 @click.option("--all", "everything", is_flag=True, help="Ingest every hour: no operator writes this journal any more.")
-@click.option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet", show_default=True)
+@default_option("--format", "form", type=click.Choice(["parquet", "delta"]), default="parquet")
 @IF_ANY_OPTION
 @OUTPUT_OPTION
 @with_spark
@@ -169,14 +167,13 @@ def ingest(
 @POLICIES_OPTION
 @click.option("--to", required=True, help="The folder for the results.")
 @click.option("--weights", help="A YAML file with cost weights, such as moves: 1.")
-@click.option(
+@default_option(
     "--least-gain",
     type=click.FloatRange(0, 100),
     default=5.0,
-    show_default=True,
     help="Minimum gain in percent for which a change is recommended.",
 )
-@click.option("--top", type=click.IntRange(0, 100), default=20, show_default=True, help="Number of groups with plots.")
+@default_option("--top", type=click.IntRange(0, 100), default=20, help="Number of groups with plots.")
 @DAYS_OPTION
 @IF_ANY_OPTION
 @with_spark
@@ -242,9 +239,9 @@ def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 
 
 @pipeline.command()
-@click.option("--groups", type=click.IntRange(1, 10_000_000), default=100, show_default=True)
-@click.option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="The same seed: the same journal.")
+@default_option("--groups", type=click.IntRange(1, 10_000_000), default=100)
+@default_option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0)
+@default_option("--seed", type=click.IntRange(0), default=7, help="The same seed: the same journal.")
 @click.option(
     "--largest", type=click.IntRange(0, 100_000), default=0, help="Number of queues of the first group; 0: random."
 )

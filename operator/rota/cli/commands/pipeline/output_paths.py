@@ -25,7 +25,8 @@ IGNORED_NAMES = {"lost+found"}
 
 def has_input(source: str) -> bool:
     """Return whether the source is a lake, a journal or a simulation."""
-    return any(holds(Path(source)) for holds in (paths.is_lake, paths.is_journal, is_simulation))
+    folder = Path(source)
+    return paths.is_lake(folder) or paths.is_journal(folder) or is_simulation(folder)
 
 
 def check_paths(command: str, options: Mapping[str, Any]) -> None:
@@ -43,8 +44,8 @@ def check_paths(command: str, options: Mapping[str, Any]) -> None:
 def _check_to(command: str, to: str, source: str | None) -> None:
     folder = Path(to).absolute()
     _check_writable(to, folder)
-    if source and not is_simulation(Path(source)):
-        _check_outside_source(to, folder.resolve(), Path(source).resolve())
+    if source and not is_simulation(Path(source)) and folder.resolve().is_relative_to(Path(source).resolve()):
+        raise ValueError(f"--to {to} is inside the source {source}; name a folder elsewhere")
     if command == "ingest":
         _check_lake(to, folder)
     elif command == "generate" and folder.exists() and any(folder.iterdir()):
@@ -67,11 +68,6 @@ def _check_writable(to: str, folder: Path) -> None:
         raise ValueError(f"--to {to} cannot be a folder, because {parent} is a file; name another")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"--to {to} cannot be written: you have no permission to write {parent}; name another folder")
-
-
-def _check_outside_source(to: str, folder: Path, source: Path) -> None:
-    if source in (folder, *folder.parents):
-        raise ValueError(f"--to {to} is inside the source {source}; name a folder elsewhere")
 
 
 def _check_lake(to: str, folder: Path) -> None:

@@ -16,7 +16,6 @@ class Progress:
     """Prints each step when it starts; call it with the name of the next step."""
 
     def __init__(self) -> None:
-        """Start the quiet period."""
         self._quiet_until = time.monotonic() + QUIET_SECONDS
         self.pending_timer: Timer | None = None  # until the present step is printed, if it is not yet
 
@@ -33,11 +32,9 @@ class Progress:
         self.pending_timer.start()
 
     def __enter__(self) -> Self:
-        """Print nothing yet."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Cancel the pending message."""
         self._cancel_pending()
 
     def _cancel_pending(self) -> None:

@@ -30,13 +30,12 @@ def read_weights(file: str | None) -> CostWeights:
 
 def check_simulation(source: str, policies: Mapping[str, PolicySpec], days: int | None) -> None:
     """If the source is a simulation, raise ValueError for options or policies that do not match it."""
-    at = Path(source)
-    if is_simulation(at):
-        if days:
-            raise ValueError(
-                f"--days works with a journal or a lake; {source} is a finished simulation: use --days with simulate"
-            )
-        check_simulated(at, policies)
+    if not is_simulation(Path(source)):
+        return
+    if days:
+        finished = f"{source} is a finished simulation: use --days with simulate"
+        raise ValueError(f"--days works with a journal or a lake; {finished}")
+    check_simulated(Path(source), policies)
 
 
 def recommend(
@@ -57,11 +56,10 @@ def recommend(
     from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
 
     folder = Path(to)
-    at = Path(source)
-    stored = is_simulation(at)
+    stored = is_simulation(Path(source))
     if stored:
         progress(f"reading {source}")
-        simulation = read_simulation(spark, at)
+        simulation = read_simulation(spark, Path(source))
     else:
         simulation = run_simulation(spark, progress, policies, folder, source=source, days=days)
     progress(f"comparing costs, and writing {folder}")
@@ -75,16 +73,11 @@ def recommend(
         min_gain=options["least_gain"] / 100,
         max_plots=options["top"],
     )
-    if stored and folder.resolve() != at.resolve():
-        _remove_simulation(folder)
+    if stored and folder.resolve() != Path(source).resolve():  # the report is not about an earlier simulation there
+        for name in ("results", "series"):
+            shutil.rmtree(folder / name, ignore_errors=True)
     _print_summary(report_data)
     print_line(f"The report is {folder / REPORT_FILE}; the manifests are in {folder / 'policies'}")
-
-
-def _remove_simulation(folder: Path) -> None:
-    """Remove an earlier simulation from a folder: the new report there is not about it."""
-    for name in ("results", "series"):
-        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _print_summary(findings: "Findings") -> None:
@@ -106,18 +99,15 @@ def _print_summary(findings: "Findings") -> None:
         print_line("There is nothing to recommend: the present cost of the groups is unknown")
     else:
         gain = f", together {describe_change(now['cost'], each['cost'])} cost" if examined.changing else ""
-        first = find_leading_group(findings)
-        of_that = f", of that {format_percent(first.gain_fraction)} is group {first.group}" if first else ""
-        print_line(
-            f"{examined.changing} of {pluralize(judged, 'group')} would benefit from another policy{gain}{of_that}"
-        )
+        if first := find_leading_group(findings):
+            gain += f", of that {format_percent(first.gain_fraction)} is group {first.group}"
+        print_line(f"{examined.changing} of {pluralize(judged, 'group')} would benefit from another policy{gain}")
         print_line(describe_history_length(examined.longest))
     if best is not None and now is not None:
-        exceptions = (
-            f"; {pluralize(best['unusable'], 'group')} cannot use it, and would keep theirs" if best["unusable"] else ""
-        )
-        change = describe_change(now["cost"], best["cost"])
-        print_line(f"One policy for all: {best['policy']}, {change} cost than now{exceptions}")
+        advice = f"One policy for all: {best['policy']}, {describe_change(now['cost'], best['cost'])} cost than now"
+        if best["unusable"]:
+            advice += f"; {pluralize(best['unusable'], 'group')} cannot use it, and would keep theirs"
+        print_line(advice)
     elif now is not None and now["cost"]:
         print_line("No single policy is better for all groups")
     for row in findings.problems:

@@ -18,7 +18,7 @@ from rota.pipeline.ingest.facts import first_day, load_source
 from rota.pipeline.report.formatting import format_value
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _PRINTED_COLUMNS = (
     "group",
@@ -38,22 +38,23 @@ def rollup(
 ) -> None:
     """Print or write the hourly metrics of each group."""
     progress(f"reading {source}")
-    since = days and first_day(source, days)
+    since = first_day(source, days) if days else None
     # Include the day before: it shows the owners at the start of the first hour.
-    frame = compute_rollup(load_source(spark, source, days and days + 1))
-    frame = frame.where(col("hour") >= lit(since)) if since else frame
+    frame = compute_rollup(load_source(spark, source, days + 1 if days else None))
+    if since:
+        frame = frame.where(col("hour") >= lit(since))
     progress("rolling up, and writing" if to else "rolling up")
     if to:
-        mode = "dynamic" if since else "static"  # replace only those days, or all
-        dated = frame.withColumn("date", to_date("hour"))
-        dated.write.mode("overwrite").option("partitionOverwriteMode", mode).partitionBy("date").parquet(to)
+        overwrite_mode = "dynamic" if since else "static"  # replace only those days, or all
+        writer = frame.withColumn("date", to_date("hour")).write.mode("overwrite")
+        writer.option("partitionOverwriteMode", overwrite_mode).partitionBy("date").parquet(to)
         return
     rows = _collect_rows(frame.orderBy("group", "hour"))
-    print_value(
-        rows,
-        output,
-        lambda: print_table([{name: format_value(row[name]) for name in _PRINTED_COLUMNS} for row in rows]),
-    )
+    print_value(rows, output, lambda: print_table(list(map(_printed_columns, rows))))
+
+
+def _printed_columns(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: format_value(row[name]) for name in _PRINTED_COLUMNS}
 
 
 def timeline(
@@ -83,10 +84,13 @@ def _collect_rows(frame: "DataFrame") -> list[dict[str, Any]]:
     """Return rows as JSON values, with times in UTC; raise ValueError if there are too many to print."""
     rows = frame.limit(MAX_PRINTED_ROWS + 1).collect()
     if len(rows) > MAX_PRINTED_ROWS:
-        raise ValueError(
-            f"There are more than {MAX_PRINTED_ROWS:,} rows, too many to print; use --to to write them to a folder"
-        )
-    return [{name: _to_json_value(value) for name, value in row.asDict(recursive=True).items()} for row in rows]
+        problem = f"There are more than {MAX_PRINTED_ROWS:,} rows, too many to print"
+        raise ValueError(f"{problem}; use --to to write them to a folder")
+    return list(map(_to_json_values, rows))
+
+
+def _to_json_values(row: "Row") -> dict[str, Any]:
+    return {name: _to_json_value(value) for name, value in row.asDict(recursive=True).items()}
 
 
 def _to_json_value(value: Any) -> Any:

@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import msgspec
 
 from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.formatting import print_line
-from rota.cli.console.inputs import YamlDocument, display_name, load_documents, manifest_name
+from rota.cli.console.inputs import YamlDocument, display_name, load_documents, of_kind, split_list
 from rota.cli.console.output import print_table, print_value
 from rota.model import single_line
 from rota.pipeline.common.names import is_manifest_name
@@ -19,7 +20,7 @@ from rota.sentences import pluralize
 from rota.spec import PolicySpec, parse_policy, policy_body
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import Row, SparkSession
 
     from rota.pipeline.replay.job import Simulation
 
@@ -43,10 +44,10 @@ def simulate(
     results = run_simulation(spark, progress, policies, Path(to), source=source, days=days).results
     lines = [line.asDict() for line in sum_by_policy(results).collect()]
     problem_rows = count_problems(results).collect()
-    problems_by_policy = {
-        line["policy"]: [row["problem"] for row in problem_rows if row["policy"] == line["policy"]] for line in lines
-    }
-    rows = [_round_values(line) | {"unusable": problems_by_policy[line["policy"]]} for line in lines]
+    problems: defaultdict[str, list[str]] = defaultdict(list)
+    for row in problem_rows:
+        problems[row["policy"]].append(row["problem"])
+    rows = [_round_values(line) | {"unusable": problems[line["policy"]]} for line in lines]
     print_value(rows, output, lambda: _print_results(lines, problem_rows))
 
 
@@ -54,10 +55,12 @@ def _print_results(lines: list[dict[str, Any]], problem_rows: "list[Row]") -> No
     from rota.pipeline.report.formatting import describe_problem, format_duration, format_value
 
     hours = max((line["hours"] or 0.0 for line in lines), default=0.0)
-    shown = [{name: value for name, value in line.items() if name != "hours"} for line in lines]
-    print_table(
-        [{name: "-" if value is None else format_value(value) for name, value in line.items()} for line in shown]
-    )
+    table: list[dict[str, Any]] = []
+    for line in lines:
+        texts = {name: "-" if value is None else format_value(value) for name, value in line.items()}
+        del texts["hours"]  # printed below the table
+        table.append(texts)
+    print_table(table)
     for row in problem_rows:
         print_line(describe_problem(row, int(lines[0]["groups"])))
     sums = f"Numbers are sums over up to {format_duration(hours * 3600)} of each group"
@@ -80,10 +83,8 @@ def run_simulation(
     progress(f"reading {source}")
     histories = persist_on_disk(build_histories(load_source(spark, source, days)))
     groups = histories.count()
-    tried = len(policies) + 1
-    progress(
-        f"simulating {pluralize(groups, 'group')} \N{MULTIPLICATION SIGN} {tried} policies (recorded is one of them)"
-    )
+    tried = f"{len(policies) + 1} policies (recorded is one of them)"
+    progress(f"simulating {pluralize(groups, 'group')} \N{MULTIPLICATION SIGN} {tried}")
     simulation = replay_histories(histories, policies)
     shutil.rmtree(to / "results", ignore_errors=True)  # written last, removed first: if present, all is complete
     simulation.series.write.mode("overwrite").parquet(str(to / "series"))
@@ -119,10 +120,8 @@ def read_simulation(spark: "SparkSession", folder: Path) -> "Simulation":
     from rota.pipeline.common.schemas import RESULTS, SERIES
     from rota.pipeline.replay.job import Simulation
 
-    def read(name: str, schema: Any) -> "DataFrame":
-        return spark.read.schema(schema).parquet(str(folder / name))
-
-    return Simulation(read("results", RESULTS), read("series", SERIES))
+    results = spark.read.schema(RESULTS).parquet(str(folder / "results"))
+    return Simulation(results, spark.read.schema(SERIES).parquet(str(folder / "series")))
 
 
 def _round_values(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,36 +142,33 @@ def read_policies(files: str) -> dict[str, PolicySpec]:
     """Return the RebalancePolicies of the files by name; raise ValueError with the position of a mistake."""
     policies: dict[str, PolicySpec] = {}
     positions: dict[str, str] = {}
-    for file in filter(None, map(str.strip, files.split(","))):
+    for file in split_list(files):
         for document in _load_policy_documents(file):
-            name = str(manifest_name(document.body) or "")
-            _check_name(name, document)
+            name = document.name
+            position = document.position_of("metadata.name")
+            _check_name(name, position)
             if name in policies:
-                first = positions[name]
-                second = document.position_of("metadata.name")
-                raise ValueError(f"RebalancePolicy {name} is defined twice, at {first} and {second}; remove one")
+                places = f"{positions[name]} and {position}"
+                raise ValueError(f"RebalancePolicy {name} is defined twice, at {places}; remove one")
             policies[name] = document.parse(parse_policy)
-            positions[name] = document.position_of("metadata.name")
+            positions[name] = position
     if not policies:
         raise ValueError("--policies names no file; give one or more, separated by commas")
     return policies
 
 
-def _check_name(name: str, document: YamlDocument) -> None:
-    where = document.position_of("metadata.name")
+def _check_name(name: str, position: str) -> None:
     if not name:
-        raise ValueError(f"{where}: this RebalancePolicy has no name; give it one in metadata.name")
+        raise ValueError(f"{position}: this RebalancePolicy has no name; give it one in metadata.name")
     if name == "recorded":
-        raise ValueError(f"{where}: the name recorded is reserved for the policy in force; use another name")
+        raise ValueError(f"{position}: the name recorded is reserved for the policy in force; use another name")
     if not is_manifest_name(name):
-        problem = f"{where}: {single_line(name, 60)!r} is not a valid RebalancePolicy name; use a-z, 0-9, - and ."
-        raise ValueError(problem)
+        shown = single_line(name, 60)
+        raise ValueError(f"{position}: {shown!r} is not a valid RebalancePolicy name; use a-z, 0-9, - and .")
 
 
 def _load_policy_documents(file: str) -> list[YamlDocument]:
-    policies = [
-        each for each in load_documents(file, "RebalancePolicies") if each.body.get("kind") == "RebalancePolicy"
-    ]
+    policies = of_kind("RebalancePolicy", load_documents(file, "RebalancePolicies"))
     if not policies:
         raise ValueError(f"{display_name(file)} contains no RebalancePolicy; give a file with one or more")
     return policies

@@ -1,0 +1,135 @@
+"""Simulated members of one group: they start, change and end as recorded, obey documents, and drain revoked queues."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import count
+
+from rota.documents import Assignment
+from rota.model import Poke
+from rota.pipeline.replay.group_history import MemberPresence
+from rota.pipeline.replay.replay_metrics import ReplayMetrics
+from rota.pipeline.replay.simulated_members import AWAY_STATES, FOREVER_SECONDS, SimulatedMember
+from rota.pipeline.replay.virtual_clock import VirtualClock
+from rota.planner import PodSnapshot
+
+OBEY_SECONDS = 0.3  # seconds from the write of a document until members obey it
+DRAIN_SECONDS = 0.2  # seconds that a member needs to finish the messages that it has started
+
+
+class SimulatedFleet:
+    """The members that exist now; the replay's metrics follow which queues they consume."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        metrics: ReplayMetrics,
+        schedule_event: Callable[[float, Callable[[], None]], None],
+        on_obeyed: Callable[[SimulatedMember], None],
+    ) -> None:
+        self.members: dict[str, SimulatedMember] = {}
+        self.deleted_uids: frozenset[str] = frozenset()
+        self._clock = clock
+        self._metrics = metrics
+        self._schedule_event = schedule_event  # after some seconds; the event changes members' reports
+        self._on_obeyed = on_obeyed
+        self._member_numbers = count()
+
+    def apply_presences(self, presences: Mapping[str, MemberPresence], document: Assignment) -> None:
+        """Start, change and end members so that exactly these exist; `document` is the one in force."""
+        is_start = self._clock.now == self._clock.begins and not self.members
+        for name, presence in presences.items():
+            member = self.members.get(name)
+            if member and member.uid == presence.uid:
+                self._set_member_state(member, presence, document)
+                continue
+            if member:
+                self._end_member(member)
+            created_at = -FOREVER_SECONDS if is_start else self._clock.now
+            member = SimulatedMember(
+                name, presence.uid, next(self._member_numbers), presence.state, presence.room, created_at, created_at
+            )
+            self.members[name] = member
+            self._metrics.add_member(member)
+            if is_start:
+                self._resume_member(member, document)
+        for name in self.members.keys() - presences.keys():
+            self._end_member(self.members[name])
+
+    def _resume_member(self, member: SimulatedMember, document: Assignment) -> None:
+        """Let a member that exists at the start of the history obey the history's first document."""
+        share = document.members.get(member.name)
+        if share and share.uid == member.uid and member.state != "Ended":
+            revoked = document.releases_by_holder.get(member.holder, ())
+            # A member that still has to release queues has only obeyed the generation before.
+            member.obey(document.generation - 1 if revoked else document.generation, (*share.queues, *revoked))
+            if member.may_consume:
+                self._metrics.consumption.update_consumer(member)
+            if member.may_obey and revoked:
+                self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document))
+        if member.state == "Leaving":
+            self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
+
+    def _set_member_state(self, member: SimulatedMember, presence: MemberPresence, document: Assignment) -> None:
+        previous = member.state
+        member.set_state(presence.state, presence.room, self._clock.now)
+        if presence.state == previous:
+            return
+        if presence.state in AWAY_STATES:
+            self._metrics.consumption.stop_consumer(member, suddenly=not member.has_drained)
+        elif presence.state == "Leaving":
+            self._metrics.consumption.stop_consumer(member)
+            self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
+        elif previous in AWAY_STATES or previous == "Joining":  # it reads the document that was written meanwhile
+            self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document, is_repeat=True))
+
+    def _end_member(self, member: SimulatedMember) -> None:
+        is_sudden = member.state not in AWAY_STATES and not member.has_drained
+        self._metrics.consumption.stop_consumer(member, suddenly=is_sudden)
+        self.deleted_uids |= {member.uid}
+        del self.members[member.name]
+        member.set_state("Ended", member.room, self._clock.now)
+
+    def follow_document(self, document: Assignment) -> None:
+        """Schedule that members obey a new document, and drop deleted uids that it does not name."""
+        followers = [member for member in self.members.values() if member.may_obey]
+        self._schedule_event(OBEY_SECONDS, partial(self._obey_all, followers, document))
+        owner_uids = {share.uid for share in document.members.values()}
+        # The planner does not look up other uids.
+        self.deleted_uids &= owner_uids.union(holder.uid for holder in document.releases_by_holder)
+
+    def _obey_all(self, followers: Iterable[SimulatedMember], document: Assignment) -> None:
+        for member in followers:
+            self._obey_document(member, document)
+
+    def _obey_document(self, member: SimulatedMember, document: Assignment, *, is_repeat: bool = False) -> None:
+        """Let a member obey a document, unless it cannot or has a newer one; `is_repeat`: even if it has obeyed it."""
+        is_present = self.members.get(member.name) is member
+        has_obeyed = member.generation == document.generation and not is_repeat
+        if not is_present or not member.may_obey or has_obeyed or member.generation > document.generation:
+            return
+        share = document.members.get(member.name)
+        queues = share.queues if share and share.uid == member.uid else ()
+        if member.obey(document.generation, queues):
+            self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member))
+        if member.may_consume:
+            self._metrics.consumption.update_consumer(member)
+        self._on_obeyed(member)
+
+    def _finish_drain(self, member: SimulatedMember, *, is_final: bool = False) -> None:
+        if self.members.get(member.name) is member:
+            member.finish_drain(is_final=is_final)
+
+    def is_only_draining(self, document: Assignment) -> bool:
+        """Whether every holder of a revoked queue is draining: until one of them ends, a plan would change nothing."""
+        draining = {member.holder for member in self.members.values() if member.is_draining}
+        return bool(document.releasing) and document.releases_by_holder.keys() <= draining
+
+    def set_pokes(self, pokes: Mapping[str, Poke]) -> None:
+        """Set the pods' annotations that make them sync their ConfigMap."""
+        for name, poke in pokes.items():
+            self.members[name].poke = poke
+            self.members[name].poked_at = self._clock.now
+
+    def to_pods(self) -> tuple[PodSnapshot, ...]:
+        """Return the pods by name as input of the planner."""
+        return tuple(member.to_pod(self._clock.now) for _, member in sorted(self.members.items()))
