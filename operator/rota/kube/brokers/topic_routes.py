@@ -94,7 +94,7 @@ class TopicRoutes:
 
     def brokers_of_topic(self, topic: str) -> frozenset[str]:
         """Return the brokers that a topic was last seen on."""
-        return self._routes[topic].brokers if topic in self._routes else frozenset()
+        return self.route_of(topic).brokers
 
     def brokers_of(self, topics: Collection[str]) -> frozenset[str]:
         """Return the brokers that any of these topics was last seen on."""

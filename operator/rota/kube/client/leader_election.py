@@ -136,9 +136,7 @@ class LeaderElector:
     async def _acquire(self) -> bool:
         """Renew the own Lease, or acquire a free one; return whether this candidate holds it."""
         lease = await read_if_exists(self._api, self._path, Lease)
-        if lease is None:
-            return await self._write_lease(None)
-        if lease.spec.holder_identity != self._identity and await self._is_held_by_another(lease):
+        if lease and lease.spec.holder_identity != self._identity and await self._is_held_by_another(lease):
             self._holder_annotations = lease.metadata.annotations
             return False
         self._holder_annotations = {}

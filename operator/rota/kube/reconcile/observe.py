@@ -4,11 +4,10 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 from rota.aio import BackgroundTasks, loop_time
 from rota.kube.brokers.registry import BrokerRegistry
-from rota.kube.client.api import Api, ApiError
+from rota.kube.client.api import Api, read_if_exists
 from rota.kube.client.objects import GROUP_LABEL, ConfigMap, Pod, assignment_name
 from rota.kube.client.paths import collection_path, object_path
 from rota.kube.members.report_client import Endpoint, ReportClient
@@ -17,8 +16,6 @@ from rota.kube.state.group import Group
 from rota.kube.state.pod_state import PodState
 from rota.model import Holder, Reason
 from rota.spec.names import is_dns_subdomain
-
-T = TypeVar("T")
 
 MAX_CONCURRENT_POLLS = 8  # groups that a new leader polls concurrently: more would only delay each other
 MAX_SILENCE_SECONDS = 5.0  # a sidecar under load may take this long to respond
@@ -142,7 +139,7 @@ class GroupStateReader:
 
     async def _read_assignment(self, group: Group) -> None:
         path = object_path("configmaps", group.namespace, assignment_name(group.name))
-        group.set_assignment(await self._read_object(path, ConfigMap))
+        group.set_assignment(await read_if_exists(self._api, path, ConfigMap))
 
     async def _read_unwatched_pods(self, group: Group) -> None:
         """Read each pod that no watch reports, to learn whether it still exists; poll the deleted ones."""
@@ -192,13 +189,6 @@ class GroupStateReader:
 
         Tenants can write the ConfigMap that names the pod. A name that no pod can have is not requested.
         """
-        return await self._read_object(object_path("pods", namespace, name), Pod) if is_dns_subdomain(name) else None
-
-    async def _read_object(self, path: str, kind: type[T]) -> T | None:
-        """Return the object, or None if it does not exist."""
-        try:
-            return await self._api.get(path, kind)
-        except ApiError as error:
-            if error.is_not_found:
-                return None
-            raise
+        if not is_dns_subdomain(name):
+            return None
+        return await read_if_exists(self._api, object_path("pods", namespace, name), Pod)

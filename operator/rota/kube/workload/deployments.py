@@ -45,6 +45,7 @@ class Deployments:
         self._enabled = enabled
         self._observed: dict[ObjectKey, Deployment] = {}
         self._applied: dict[ObjectKey, _AppliedManifest] = {}
+        self._deleted_versions: dict[ObjectKey, int] = {}  # of those being applied: the version of the last deletion
 
     def on_upsert(self, observed: Deployment) -> bool:
         """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed.
@@ -61,6 +62,8 @@ class Deployments:
 
     def on_delete(self, deleted: Deployment) -> None:
         """Handle a deleted Deployment, unless another one of its name was created meanwhile."""
+        if deleted.metadata.key in self._deleted_versions:
+            self._deleted_versions[deleted.metadata.key] = deleted.metadata.version_number
         current = self._observed.get(deleted.metadata.key)
         if current is None or current.metadata.uid == deleted.metadata.uid:
             self._observed.pop(deleted.metadata.key, None)
@@ -116,7 +119,8 @@ class Deployments:
             return (Finding(Reason.RESOURCE_CONFLICT, message),), 0
         try:
             writes = await self._apply(group, spec, current)
-            return _rollout_problems(self._observed[key]), writes
+            applied = self._observed.get(key)  # None: deleted meanwhile, which causes another reconcile
+            return (_rollout_problems(applied) if applied else ()), writes
         except ConflictError:
             # Read it before the caller tries again: if the template is removed by then, `sync` deletes what it knows.
             await self._refresh(key)
@@ -153,6 +157,7 @@ class Deployments:
             return 0
         if current:  # so that the API server rejects an apply for an outdated version, such as a deposed leader's
             manifest["metadata"]["resourceVersion"] = current.metadata.resource_version
+        self._deleted_versions[key] = 0
         try:
             applied = await self._api.apply(object_path("deployments", *key), manifest, Deployment)
         except ApiError as error:
@@ -160,8 +165,11 @@ class Deployments:
                 raise
             self._applied.pop(key, None)
             raise ConflictError(str(error)) from None
-        self._applied[key] = _AppliedManifest(digest, applied.metadata.generation)
-        self.on_upsert(applied)  # unless a watch event has already brought a later state
+        finally:
+            deleted_version = self._deleted_versions.pop(key)
+        if applied.metadata.version_number > deleted_version:  # otherwise it was deleted before the response arrived
+            self._applied[key] = _AppliedManifest(digest, applied.metadata.generation)
+            self.on_upsert(applied)  # unless a watch event has already brought a later state
         return 1
 
     async def _delete(self, current: Deployment) -> None:

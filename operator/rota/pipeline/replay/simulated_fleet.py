@@ -52,7 +52,7 @@ class SimulatedFleet:
             self._metrics.add_member(member)
             if is_start:
                 self._resume_member(member, document)
-        for name in self.members.keys() - presences.keys():
+        for name in sorted(self.members.keys() - presences.keys()):  # the same order in each run
             self._end_member(self.members[name])
 
     def _resume_member(self, member: SimulatedMember, document: Assignment) -> None:

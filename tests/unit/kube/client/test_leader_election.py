@@ -10,7 +10,8 @@ import pytest
 from rota.kube import operator, options
 from rota.kube.client import leader_election
 from rota.kube.client.api import ApiError
-from rota.kube.client.leader_election import LeaderElector
+from rota.kube.client.leader_election import LeaderElector, Lease, LeaseSpec
+from rota.kube.client.objects import Metadata
 
 
 class NoSuchNamespace:
@@ -47,6 +48,33 @@ async def test_leader_election_logs_an_unobtainable_lease_once(
         "The Lease /apis/coordination.k8s.io/v1/namespaces/nosuch/leases/rota could not be renewed"
     )
     assert 'namespaces "nosuch" not found' in warnings[0]
+
+
+class LeaseOfAnother:
+    """An API server with a Lease of another candidate, until it is deleted; then another candidate creates it first."""
+
+    is_deleted = False
+
+    async def get(self, *_: Any) -> Lease:
+        if self.is_deleted:
+            raise ApiError(404, "NotFound", "leases not found")
+        metadata = Metadata("rota", annotations={"rota.dev/address": "10.0.0.1"})
+        return Lease(metadata, LeaseSpec(holder_identity="rota-1", renew_time="2030-01-01T00:00:00.000000Z"))
+
+    async def create(self, *_: Any) -> None:
+        raise ApiError(409, "Conflict", "leases already exists")
+
+
+async def test_leader_election_forgets_the_holder_of_a_deleted_lease() -> None:
+    """Otherwise a replica would pass requests on to the former leader for the rest of the lease's duration."""
+    api: Any = LeaseOfAnother()
+    elector = LeaderElector(api, "default", "rota-0", lambda _: None, "rota")
+    await elector._try_acquire()
+    assert elector.holder_annotations == {"rota.dev/address": "10.0.0.1"}
+    api.is_deleted = True
+    await elector._try_acquire()
+    assert elector.holder_annotations == {}
+    assert not elector.is_leading
 
 
 class SkippingSelector(selectors.DefaultSelector):

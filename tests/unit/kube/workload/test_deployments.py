@@ -158,6 +158,34 @@ async def test_deployment_seen_during_a_write_is_not_replaced_by_the_older_respo
     assert [deployment.metadata.resource_version for deployment in deployments.expected] == ["11"]
 
 
+async def test_deployment_that_was_deleted_during_its_apply_is_applied_again() -> None:
+    """The watch may report the new Deployment and its deletion before the response to the apply arrives."""
+
+    class DeletingServer(RollingServer):
+        applies = 0
+
+        async def get(self, *_: object) -> Deployment:
+            raise ApiError(HTTPStatus.NOT_FOUND, "NotFound", "deployments not found")
+
+        async def apply(self, *_: object) -> Deployment:
+            self.applies += 1
+            if self.applies == 1:
+                deployments.on_upsert(self.deployment("9"))
+                deployments.on_delete(self.deployment("10"))
+                return self.deployment("9")
+            return self.deployment("11")
+
+    server = DeletingServer(rollout_status("ReplicaSetUpdated"))
+    deployments = Deployments(cast("Api", server))
+    group = Group("shop", "orders")
+    group.set_spec(replace(BODY, metadata=replace(BODY.metadata, generation=1)), None)
+    await deployments.sync(group)
+    assert list(deployments.expected) == []
+    assert group.deployment_problems == ()
+    await deployments.sync(group)
+    assert [deployment.metadata.resource_version for deployment in deployments.expected] == ["11"]
+
+
 async def test_template_is_rejected_by_an_operator_without_rights_to_deployments() -> None:
     server = ConflictingServer()
     deployments = Deployments(cast("Api", server), enabled=False)

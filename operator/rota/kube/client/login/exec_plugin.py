@@ -113,8 +113,8 @@ async def _start(
     plugin: ExecPlugin, cluster: Cluster, *, is_interactive: bool
 ) -> tuple[asyncio.SubprocessTransport, _Process]:
     environment = {variable.name: variable.value for variable in plugin.env or []}
+    exec_info = _exec_info(plugin, cluster, is_interactive=is_interactive)
     try:
-        exec_info = _exec_info(plugin, cluster, is_interactive=is_interactive)
         return await asyncio.get_running_loop().subprocess_exec(
             lambda: _Process(plugin),
             plugin.command,

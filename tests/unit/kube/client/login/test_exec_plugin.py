@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from ground.poll import soon
 from rota.kube.client.login import exec_plugin
-from rota.kube.client.login.exec_plugin import run_exec_plugin
+from rota.kube.client.login.exec_plugin import CONFIG_EXTENSION, run_exec_plugin
 from rota.kube.client.login.kubeconfig import Cluster, EnvVar, ExecPlugin, LoginError
 
 VERSION = "client.authentication.k8s.io/v1"
@@ -162,3 +163,11 @@ def _runs(pid: str) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def test_login_by_exec_plugin_names_an_extension_of_the_cluster_that_is_not_json() -> None:
+    plugin = a_python_plugin("", provide_cluster_info=True)
+    text = f"name: {CONFIG_EXTENSION}\nextension: {{day: 2026-11-29}}"
+    cluster = msgspec.convert({"server": "https://one", "extensions": [yaml.safe_load(text)]}, Cluster)
+    with pytest.raises(LoginError, match=r"^The extension of the cluster for .* is not JSON: "):
+        await run_exec_plugin(plugin, cluster)
