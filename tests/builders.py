@@ -9,6 +9,8 @@ from hypothesis.strategies import DrawFn
 from rota.documents import Assignment, Release, Share
 from rota.model import Holder, Queue, Roster
 from rota.planner import DecodedReport, PodSnapshot, QueueView, Snapshot
+from rota.planner.members.member_states import MemberState
+from rota.planner.situation import Situation
 from rota.ranges import to_ranges
 from rota.reports import Report
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
@@ -124,3 +126,12 @@ def obeying(document: Assignment, **changed: dict[str, Any]) -> tuple[PodSnapsho
         report = a_report(name, document.generation, share.queues)
         pods.append(a_pod(name, **({"report": report} | changed.get(name, {}))))
     return tuple(pods)
+
+
+def a_situation(
+    *pods: PodSnapshot, document: Assignment | None = None, states: dict[str, MemberState] | None = None, **changed: Any
+) -> Situation:
+    """Return a situation in which every pod counts as a member, unless another state is given."""
+    member_states = {pod.name: MemberState.READY for pod in pods} | (states or {})
+    snapshot = a_snapshot(pods=pods, document=document, **changed)
+    return Situation(snapshot, member_states, document or a_document(members={}), NOW)

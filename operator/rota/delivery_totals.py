@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Container
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple, Self
 
 from rota.deliveries import (
@@ -49,8 +50,9 @@ class MemberDeliveries:
 
     def add(self, page: DeliveriesPage) -> None:
         """Add the queues of a page."""
-        self.queues |= {Queue(counts.topic, counts.broker, counts.id): counts for counts in page.queues}
-        self.memory_bytes += sum(BYTES_PER_QUEUE + BYTES_PER_FAILURE * len(counts.failures) for counts in page.queues)
+        for counts in page.queues:
+            self.queues[Queue(counts.topic, counts.broker, counts.id)] = counts
+            self.memory_bytes += BYTES_PER_QUEUE + BYTES_PER_FAILURE * len(counts.failures)
 
 
 @dataclass(slots=True)
@@ -160,9 +162,8 @@ class GroupDeliveries:
                 changes.add(change)
         self._record_attempts(Attempts(changes.done + changes.failed_attempts, changes.failed_attempts), now)
         if last := deliveries.last_failure:
-            self._last_failure = max(
-                self._last_failure or (now - last.age, last), (now - last.age, last), key=_time_of_failure
-            )
+            failure = (now - last.age, last)
+            self._last_failure = max(self._last_failure or failure, failure, key=itemgetter(0))
 
     def _record_attempts(self, attempts: Attempts, now: float) -> None:
         if not self._intervals or self._intervals[-1].started_at <= now - BUCKET_SECONDS:
@@ -179,17 +180,20 @@ class GroupDeliveries:
             del self._members[uid], self._revisions[uid]
         # A pod may name other queues each time: only totals of queues in a member's last report are kept.
         if ended or len(self.totals_by_queue) > sum(len(member.queues) for member in self._members.values()):
-            named = {(queue, self._revisions[uid]) for uid, member in self._members.items() for queue in member.queues}
+            named: set[tuple[Queue, str]] = set()
+            for uid, member in self._members.items():
+                named.update((queue, self._revisions[uid]) for queue in member.queues)
             self.totals_by_queue = {key: totals for key, totals in self.totals_by_queue.items() if key in named}
         for topic in self.totals_by_topic.keys() - topics:
             del self.totals_by_topic[topic]
 
     def recent_attempts(self, now: float) -> Attempts:
         """Return the attempts within the window."""
-        intervals = [
-            part for part in [*self._intervals] if part.started_at > now - WINDOW_SECONDS
-        ]  # a copy for threads
-        return Attempts(sum(part.total for part in intervals), sum(part.failed for part in intervals))
+        attempts = Attempts(0, 0)
+        for interval in [*self._intervals]:  # a copy, for other threads
+            if interval.started_at > now - WINDOW_SECONDS:
+                attempts = Attempts(attempts.total + interval.total, attempts.failed + interval.failed)
+        return attempts
 
     @property
     def delayed_messages(self) -> int | None:
@@ -233,7 +237,3 @@ class GroupDeliveries:
             return sentence
         _, last = self._last_failure
         return f"{sentence}, the last {describe_outcome(last.outcome, last.status)}"
-
-
-def _time_of_failure(failure: tuple[float, LastFailure]) -> float:
-    return failure[0]

@@ -86,6 +86,22 @@ class Assignment:
         return releases
 
     @property
+    def entry_holders(self) -> set[Holder]:
+        """The pods with an entry, also those without queues."""
+        return {Holder(name, share.uid) for name, share in self.members.items()}
+
+    @property
+    def queue_holders(self) -> set[Holder]:
+        """The pods that may consume queues: owners, and members from which queues were revoked."""
+        owners = {Holder(name, share.uid) for name, share in self.members.items() if share.queues}
+        return owners | self.releases_by_holder.keys()
+
+    def share_of(self, holder: Holder) -> Share | None:
+        """Return the share of this pod; None if it has none, or if its name's share belongs to another pod."""
+        share = self.members.get(holder.name)
+        return share if share is not None and share.uid == holder.uid else None
+
+    @property
     def topic_start_seconds(self) -> dict[str, float]:
         """When a queue of each topic was first assigned, in seconds since 1970."""
         return {topic: msgspec.convert(at, datetime).timestamp() for topic, at in self.begun.items()}
@@ -230,6 +246,9 @@ class _Release(Struct, rename={"holder": "from"}):
     to: str | None = None
     incarnation: NonNegativeInt = 0
 
+    def to_release(self) -> Release:
+        return Release(Holder(self.holder, self.uid), self.to, self.since, self.at, self.incarnation)
+
 
 class _Document(Struct, rename="camel"):
     """The fields of a document and their limits; only a text of this shape is decoded further."""
@@ -251,11 +270,9 @@ class _Document(Struct, rename="camel"):
 def _to_assignment(document: _Document, extra: Mapping[str, msgspec.Raw], schema: int) -> Assignment:
     if (schema == 1) != (document.incarnations_since == 0):
         raise ValueError(f"its schema is {schema}, but incarnationsSince is {document.incarnations_since}")
-    releasing = {
-        queue: Release(Holder(release.holder, release.uid), release.to, release.since, release.at, release.incarnation)
-        for queue, release in iterate_entries(document.releasing)
-    }
-    for at in {document.issued_at, *(release.at for release in releasing.values()), *(at for at, _ in document.spent)}:
+    releasing = {queue: release.to_release() for queue, release in iterate_entries(document.releasing)}
+    times = {document.issued_at}.union(at for at, _ in document.spent)
+    for at in times.union(release.at for release in releasing.values()):
         msgspec.convert(at, datetime)  # only checked: times stay as they were written
     for at in document.begun.values():
         msgspec.convert(at, Annotated[datetime, Meta(tz=True)])

@@ -41,10 +41,8 @@ class GateFacts:
 def invalid_policy(facts: GateFacts) -> Hold | None:
     """Hold if the policy is invalid: neither the desired owners nor the limits of moves are known."""
     if not facts.is_policy_valid:
-        return Hold(
-            Reason.INVALID_POLICY,
-            "The policy is missing or invalid; every queue stays with its owner until that is corrected",
-        )
+        message = "The policy is missing or invalid; every queue stays with its owner until that is corrected"
+        return Hold(Reason.INVALID_POLICY, message)
     return None
 
 
@@ -65,10 +63,9 @@ def paused(facts: GateFacts) -> Hold | None:
 def metadata_missing(facts: GateFacts) -> Hold | None:
     """Hold while queues of a topic are unknown: missing metadata must not change ownership."""
     if facts.missing_metadata:
-        return Hold(
-            Reason.BROKER_METADATA_UNAVAILABLE,
-            f"The broker returned no metadata of {join_names(facts.missing_metadata)}; no queue moves until it does",
-        )
+        names = join_names(facts.missing_metadata)
+        message = f"The broker returned no metadata of {names}; no queue moves until it does"
+        return Hold(Reason.BROKER_METADATA_UNAVAILABLE, message)
     return None
 
 
@@ -76,11 +73,8 @@ def debounce(facts: GateFacts) -> Hold | None:
     """Hold for the policy's debounce time after each document."""
     remaining = facts.debounce - facts.seconds_since_write
     if remaining > 0:
-        return Hold(
-            Reason.DEBOUNCE,
-            f"An assignment was just written; {_describe_moves(facts.moves)} after the debounce time",
-            remaining,
-        )
+        message = f"An assignment was just written; {_describe_moves(facts.moves)} after the debounce time"
+        return Hold(Reason.DEBOUNCE, message, remaining)
     return None
 
 
@@ -96,8 +90,9 @@ def members_still_joining(facts: GateFacts) -> Hold | None:
 def handover_in_flight(facts: GateFacts) -> Hold | None:
     """Hold while other queues are being released, for at most `release_seconds_left`."""
     if facts.queues_releasing and facts.release_seconds_left > 0:
-        releasing = _describe_queues(facts.queues_releasing)
-        message = f"{releasing} still being released; {_describe_moves(facts.moves)} then"
+        verb = "is" if facts.queues_releasing == 1 else "are"
+        subject = f"{pluralize(facts.queues_releasing, 'queue')} {verb}"
+        message = f"{subject} still being released; {_describe_moves(facts.moves)} then"
         return Hold(Reason.HANDOVER_IN_FLIGHT, message, facts.release_seconds_left)
     return None
 
@@ -113,10 +108,8 @@ def budget_spent(facts: GateFacts) -> Hold | None:
     return None
 
 
-Gate = Callable[[GateFacts], Hold | None]
-
 # In the order in which users should see them: first the causes that they set, then the temporary ones.
-GATES: tuple[Gate, ...] = (
+GATES: tuple[Callable[[GateFacts], Hold | None], ...] = (
     invalid_policy,
     nothing_would_change,
     paused,
@@ -135,7 +128,3 @@ def first_hold(facts: GateFacts) -> Hold | None:
 
 def _describe_moves(count: int) -> str:
     return f"{pluralize(count, 'queue')} will move"
-
-
-def _describe_queues(count: int) -> str:
-    return f"{pluralize(count, 'queue')} {'is' if count == 1 else 'are'}"

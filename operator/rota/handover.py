@@ -92,16 +92,6 @@ TRANSITIONS: dict[tuple[OwnershipState, Proof, DesiredChange], Act] = {
     (OwnershipState.RELEASING, Proof.LOST, DesiredChange.LEAVE): Act.WAIT,
 }
 
-NEXT_STATE: dict[Act, OwnershipState | None] = {
-    Act.KEEP: OwnershipState.OWNED,
-    Act.REVOKE: OwnershipState.RELEASING,
-    Act.WAIT: None,  # the state stays as it was
-    Act.RETURN: OwnershipState.OWNED,
-    Act.GRANT: OwnershipState.OWNED,
-    Act.FORCE: OwnershipState.OWNED,
-    Act.DROP: OwnershipState.FREE,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class HolderEvidence:
@@ -126,11 +116,9 @@ class HolderEvidence:
     def has_obeyed(self, holder: Holder, generation: int) -> bool:
         """Whether a report of this pod, not of another with the same name, confirms this generation or a later one."""
         report = self.report
-        return (
-            report is not None
-            and (report.member, report.uid) == (holder.name, holder.uid)
-            and (report.generation >= generation)
-        )
+        if report is None or (report.member, report.uid) != holder:
+            return False
+        return report.generation >= generation
 
 
 class Revocation(NamedTuple):
@@ -178,14 +166,3 @@ def choose_act(
     if chosen is Act.REVOKE and immediate:
         return Act.GRANT if desired_change is DesiredChange.MOVE else Act.DROP
     return chosen
-
-
-def mermaid_diagram() -> str:
-    """Return the table as a Mermaid state diagram, for docs/handover.md."""
-    arrows: dict[tuple[OwnershipState, OwnershipState, Act], list[str]] = {}
-    for (state, proof, change), act in TRANSITIONS.items():
-        end = NEXT_STATE[act] or state
-        cause = change.value if proof is Proof.NONE else f"{change.value}, {proof.value}"
-        arrows.setdefault((state, end, act), []).append(cause)
-    lines = [f"    {state} --> {end}: {act} ({'; '.join(causes)})" for (state, end, act), causes in arrows.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> Free", *lines]) + "\n"

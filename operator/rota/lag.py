@@ -56,7 +56,7 @@ def compute_lag_state(samples: Sequence[OffsetSample], start_from: StartFrom) ->
         return None
     lags = [lag for _, lag in measured]
     offsets = [sample.committed_offset for sample, _ in measured if sample.committed_offset is not None]
-    if _is_rewound(offsets):
+    if offsets and offsets[-1] < max(offsets):
         return LagState.REWOUND
     had_owner = any(sample.has_owner for sample, _ in measured)
     if 0 in lags:  # a queue without a committed offset and without an owner has no lag state
@@ -104,15 +104,11 @@ def lowest_offsets(member_offsets: Sequence[Mapping[Queue, int | None] | None]) 
 
 def _first_after_recreation(samples: Sequence[OffsetSample]) -> int:
     """Return the index of the first sample of the present topic, which may have been recreated."""
-    return max(
-        (index for index in range(1, len(samples)) if samples[index].max_offset < samples[index - 1].max_offset),
-        default=0,
-    )
-
-
-def _is_rewound(offsets: Sequence[int]) -> bool:
-    """Whether the last offset lies below an earlier one."""
-    return bool(offsets) and offsets[-1] < max(offsets)
+    first = 0
+    for index, (earlier, later) in enumerate(pairwise(samples), 1):
+        if later.max_offset < earlier.max_offset:
+            first = index
+    return first
 
 
 def _is_growing(lags: Sequence[int]) -> bool:

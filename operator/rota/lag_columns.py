@@ -69,7 +69,8 @@ def compute_lags(samples: OffsetColumns) -> Offsets:
         (is_uncommitted & ((samples.start_code == START_LATEST) | (stored == 0)), 0),
         (is_uncommitted & (samples.start_code == START_EARLIEST), stored),
     ]
-    return np.select([condition for condition, _ in cases], [lag for _, lag in cases], NO_LAG)
+    conditions, values = zip(*cases, strict=True)
+    return np.select(conditions, values, NO_LAG)
 
 
 class _Movement(NamedTuple):
@@ -105,9 +106,9 @@ def compute_lag_states(
         (is_still, _STATE_CODES[LagState.STOPPED]),
         ((lags[judged_rows] > moved.oldest_lag) & ~moved.lag_fell, _STATE_CODES[LagState.SLOW]),
     ]
-    conditions = [condition for condition, _ in states]
-    codes = [code for _, code in states]
-    return np.select(conditions, codes, _STATE_CODES[LagState.KEEPING_UP]).astype(np.int8)
+    conditions, codes = zip(*states, strict=True)
+    lag_states: NDArray[np.int8] = np.select(conditions, codes, _STATE_CODES[LagState.KEEPING_UP]).astype(np.int8)
+    return lag_states
 
 
 def _measure_movement(

@@ -171,6 +171,11 @@ class Finding(NamedTuple):
     reason: Reason
     message: str
 
+    @property
+    def is_harmful(self) -> bool:
+        """Whether a group with this problem is Degraded."""
+        return ReasonKind.HARMLESS not in self.reason.kinds
+
 
 class Run(NamedTuple):
     """Adjacent queues of one topic on one broker: `queues[start:stop]`."""
@@ -222,9 +227,8 @@ class Roster:
         """Sort and check the input; present owners that are no longer members, and removed queues, are ignored."""
         sorted_members = _sorted_members(members)
         sorted_queues = _sorted_queues(queues)
-        return cls(
-            sorted_queues, sorted_members, _owner_indexes(sorted_queues, sorted_members, current), _runs(sorted_queues)
-        )
+        owners = _owner_indexes(sorted_queues, sorted_members, current)
+        return cls(sorted_queues, sorted_members, owners, _runs(sorted_queues))
 
     @property
     def topics(self) -> list[tuple[int, int]]:
@@ -251,10 +255,11 @@ def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
     listed = [queue if type(queue) is Queue else _to_queue(queue) for queue in queues or ()]
     if not listed:
         raise ValueError("The list of queues is empty; give at least one queue")
-    plain = all(name.isascii() for name in {queue.topic for queue in listed} | {queue.broker for queue in listed})
-    listed.sort(
-        key=None if plain else lambda queue: (java_sort_key(queue.topic), java_sort_key(queue.broker), queue.id)
-    )
+    names = {queue.topic for queue in listed}.union(queue.broker for queue in listed)
+    if all(name.isascii() for name in names):
+        listed.sort()
+    else:
+        listed.sort(key=lambda queue: (java_sort_key(queue.topic), java_sort_key(queue.broker), queue.id))
     if len(set(listed)) != len(listed):
         duplicate = next(queue for queue, following in pairwise(listed) if queue == following)
         raise ValueError(f"Queue {duplicate} is listed twice; list each queue once")

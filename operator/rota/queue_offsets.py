@@ -21,11 +21,22 @@ class _QueueEntry(Struct):
     start: _Offset | None = None
     given: _Offset | None = None
 
+    @property
+    def queue(self) -> Queue:
+        return Queue(self.topic, self.broker, self.id)
+
 
 class _QueuePage(Struct):
     queues: Annotated[list[_QueueEntry], Meta(max_length=MAX_QUEUES_PER_DOCUMENT)] = []
     next: int | None = None
     incarnation: Annotated[str, Meta(max_length=64)] = ""
+
+
+def _decode_page(text: bytes | str) -> _QueuePage | None:
+    try:
+        return msgspec.json.decode(text, type=_QueuePage)
+    except (ValueError, RecursionError):
+        return None
 
 
 class QueueOffsets(dict[Queue, int | None]):
@@ -41,12 +52,8 @@ class OffsetsPage(NamedTuple):
 
 def decode_offsets(text: bytes | str) -> OffsetsPage:
     """Read a page, or a report of an earlier version; return no offsets if it cannot be read."""
-    try:
-        page = msgspec.json.decode(text, type=_QueuePage)
-    except (ValueError, RecursionError):
-        return OffsetsPage(QueueOffsets())
-    offsets = QueueOffsets((Queue(entry.topic, entry.broker, entry.id), entry.committed) for entry in page.queues)
-    return OffsetsPage(offsets, page.next)
+    page = _decode_page(text) or _QueuePage()
+    return OffsetsPage(QueueOffsets((entry.queue, entry.committed) for entry in page.queues), page.next)
 
 
 class QueueProgress(NamedTuple):
@@ -67,12 +74,8 @@ class ProgressPage(NamedTuple):
 
 def decode_progress(text: bytes | str) -> ProgressPage | None:
     """Read the progress in a page; None if it cannot be read."""
-    try:
-        page = msgspec.json.decode(text, type=_QueuePage)
-    except (ValueError, RecursionError):
+    page = _decode_page(text)
+    if page is None:
         return None
-    queues = {
-        Queue(entry.topic, entry.broker, entry.id): QueueProgress(entry.start, entry.given, entry.committed)
-        for entry in page.queues
-    }
-    return ProgressPage(page.incarnation, queues, page.next)
+    progress = {entry.queue: QueueProgress(entry.start, entry.given, entry.committed) for entry in page.queues}
+    return ProgressPage(page.incarnation, progress, page.next)

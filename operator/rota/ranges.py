@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import TypeVar
 
 from rota.model import Queue
@@ -17,6 +18,7 @@ _RANGE_PATTERN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID_PATTERN = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 MAX_TOPIC_BROKER_PAIRS = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
 MAX_QUEUES_PER_DOCUMENT = 2**17  # or report: a short text can name that many, and all are expanded
+_TOO_MANY_QUEUES = f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named"
 
 
 class RangedQueues(AbstractSet[Queue]):
@@ -39,7 +41,7 @@ class RangedQueues(AbstractSet[Queue]):
         if not isinstance(queue, Queue):
             return False
         spans = self._spans_by_broker.get((queue.topic, queue.broker), ())
-        at = bisect_right(spans, queue.id, key=_first_id) - 1
+        at = bisect_right(spans, queue.id, key=itemgetter(0)) - 1
         return at >= 0 and queue.id <= spans[at][1]
 
     def __iter__(self) -> Iterator[Queue]:
@@ -49,7 +51,7 @@ class RangedQueues(AbstractSet[Queue]):
                     yield Queue(topic, broker, number)
 
     def __len__(self) -> int:
-        return sum(last - first + 1 for spans in self._spans_by_broker.values() for first, last in spans)
+        return sum(map(_count_ids, self._spans_by_broker.values()))
 
     def __hash__(self) -> int:
         return self._hash()
@@ -81,27 +83,31 @@ def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
         for broker, ids in brokers.items():
             queues += [Queue(topic, broker, number) for number in parse_ids(ids)]
             if len(queues) > MAX_QUEUES_PER_DOCUMENT:
-                raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
+                raise ValueError(_TOO_MANY_QUEUES)
     return queues
 
 
 def parse_ids(ranges: str) -> list[int]:
     """Parse `0-3,7` as 0, 1, 2, 3, 7."""
-    return [number for first, last in _parse_spans(ranges) for number in range(first, last + 1)]
+    ids: list[int] = []
+    for first, last in _parse_spans(ranges):
+        ids += range(first, last + 1)
+    return ids
 
 
 def check_ranges(*mappings: RangesByTopic) -> None:
     """Raise ValueError if ranges are invalid or name too many queues; the queues are not expanded."""
     count = 0
     for brokers in chain.from_iterable(ranged.values() for ranged in mappings):
-        count += sum(last - first + 1 for ids in brokers.values() for first, last in _parse_spans(ids))
+        for ids in brokers.values():
+            count += _count_ids(_parse_spans(ids))
         if count > MAX_QUEUES_PER_DOCUMENT:
-            raise ValueError(f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named")
+            raise ValueError(_TOO_MANY_QUEUES)
 
 
 def count_topic_broker_pairs(*mappings: RangesByTopic) -> int:
     """Count the pairs of topic and broker; a topic without a broker counts as well."""
-    return sum(max(1, len(brokers)) for ranged in mappings for brokers in ranged.values())
+    return sum(max(1, len(brokers)) for brokers in chain.from_iterable(ranged.values() for ranged in mappings))
 
 
 def _parse_spans(ranges: str) -> list[tuple[int, int]]:
@@ -120,8 +126,8 @@ def _parse_spans(ranges: str) -> list[tuple[int, int]]:
     return spans
 
 
-def _first_id(span: tuple[int, int]) -> int:
-    return span[0]
+def _count_ids(spans: Iterable[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in spans)
 
 
 def _merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

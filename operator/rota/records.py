@@ -5,7 +5,7 @@ record: the brace that closes a record is its last character.
 """
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -16,6 +16,7 @@ RECORD_SCHEMA = 1
 
 Count = Annotated[int, Meta(ge=0)]
 Time = Annotated[datetime, Meta(tz=True)]
+_HOLDER_FIELDS = {"holder": "from", "holder_uid": "fromUid", "to_uid": "toUid"}  # `from` is a word of Python
 
 
 def journal_record(kind: str, group: str, at: str, **facts: object) -> dict[str, object]:
@@ -62,13 +63,7 @@ class PlanRecord(Fact, frozen=True, kw_only=True, tag="plan"):
     held: str | None
 
 
-class HandoverRecord(
-    Fact,
-    frozen=True,
-    kw_only=True,
-    tag="handover",
-    rename={"holder": "from", "holder_uid": "fromUid", "to_uid": "toUid"},
-):
+class HandoverRecord(Fact, frozen=True, kw_only=True, tag="handover", rename=_HOLDER_FIELDS):
     """The change that a document made to some queues."""
 
     generation: Count
@@ -112,7 +107,7 @@ class Owner(Struct, frozen=True):
     room: str | None = None
 
 
-class Releasing(Struct, frozen=True, rename={"holder": "from", "holder_uid": "fromUid"}):
+class Releasing(Struct, frozen=True, rename=_HOLDER_FIELDS):
     """Queues that were revoked from their holder, and are not granted to another member yet."""
 
     holder: str
@@ -165,13 +160,7 @@ class VerdictRecord(Fact, frozen=True, kw_only=True, tag="verdict"):
     message: str
 
 
-class RedeliveredRecord(
-    Fact,
-    frozen=True,
-    kw_only=True,
-    tag="redelivered",
-    rename={"holder": "from", "holder_uid": "fromUid", "to_uid": "toUid"},
-):
+class RedeliveredRecord(Fact, frozen=True, kw_only=True, tag="redelivered", rename=_HOLDER_FIELDS):
     """Messages were delivered again, since another process reads their queues."""
 
     cause: str
@@ -192,19 +181,6 @@ class GapRecord(Record, frozen=True, kw_only=True, tag="gap"):
     missing: Count
 
 
-KINDS: tuple[type[Record], ...] = (
-    MembershipRecord,
-    PlanRecord,
-    HandoverRecord,
-    ObeyedRecord,
-    RebalanceRecord,
-    OwnersRecord,
-    OffsetsRecord,
-    VerdictRecord,
-    RedeliveredRecord,
-    GapRecord,
-)
-
 AnyRecord = (
     MembershipRecord
     | PlanRecord
@@ -217,6 +193,7 @@ AnyRecord = (
     | RedeliveredRecord
     | GapRecord
 )
+KINDS: tuple[type[Record], ...] = get_args(AnyRecord)
 
 _decoder: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord)
 _KIND_NAMES = {kind.__struct_config__.tag for kind in KINDS}

@@ -12,6 +12,7 @@ the real crash is estimated to repeat as many.
 from collections.abc import Callable, Container, Mapping
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 from rota.documents import Assignment
@@ -110,11 +111,11 @@ class DeliveryTracker:
     @property
     def uncommitted_messages(self) -> int:
         """How many messages are delivered again if all readers end now, as far as they reported their offsets."""
-        return sum(
-            count_redelivered(entry, entry.committed_offset)
-            for entry in self.by_queue.values()
-            if entry.committed_offset is not None
-        )
+        messages = 0
+        for entry in self.by_queue.values():
+            if entry.committed_offset is not None:
+                messages += count_redelivered(entry, entry.committed_offset)
+        return messages
 
     def record_page(
         self,
@@ -160,16 +161,11 @@ class DeliveryTracker:
 
     def record_report(self, previous: Report, report: Report, assignment: Assignment | None, now: float) -> None:
         """Store the final offsets of queues that a member releases, according to its report and the previous one."""
-        if (previous.held, previous.releasing, previous.uncommitted) == (
-            report.held,
-            report.releasing,
-            report.uncommitted,
-        ):
+        fields = attrgetter("held", "releasing", "uncommitted")
+        if fields(previous) == fields(report):
             return
         reader = ReaderProcess(report.member, report.uid, report.incarnation)
-        final_offsets = {
-            Queue(final.topic, final.broker, final.id): final for final in report.uncommitted[:MAX_UNCOMMITTED_ENTRIES]
-        }
+        final_offsets = {final.queue: final for final in report.uncommitted[:MAX_UNCOMMITTED_ENTRIES]}
         tracked = {queue for queue, entry in self.by_queue.items() if entry.reader == reader and not entry.cause}
         assigned_or_revoked = _assigned_or_revoked(reader.holder, assignment, tracked | final_offsets.keys())
         previously_held = RangedQueues(previous.held, previous.releasing)
@@ -193,11 +189,17 @@ class DeliveryTracker:
 
         Queues that no reader has taken over for FORGET_AFTER_SECONDS are forgotten.
         """
-        ended = {reader for reader in {entry.reader for entry in self.by_queue.values()} if has_ended(reader)}
-        waiting = {queue: entry for queue, entry in self.by_queue.items() if entry.cause or entry.reader in ended}
-        for queue in [queue for queue, entry in waiting.items() if now - entry.reported_at > FORGET_AFTER_SECONDS]:
-            del self.by_queue[queue], waiting[queue]
-        return {queue for queue, entry in waiting.items() if now - entry.reported_at <= FREQUENT_POLL_SECONDS}
+        ended_readers = set(filter(has_ended, {entry.reader for entry in self.by_queue.values()}))
+        awaiting: set[Queue] = set()
+        for queue, entry in list(self.by_queue.items()):
+            age = now - entry.reported_at
+            if not entry.cause and entry.reader not in ended_readers:
+                continue
+            if age > FORGET_AFTER_SECONDS:
+                del self.by_queue[queue]
+            elif age <= FREQUENT_POLL_SECONDS:
+                awaiting.add(queue)
+        return awaiting
 
     def clear(self) -> None:
         """Forget everything: this operator became the leader, or the group was replaced."""
@@ -208,7 +210,6 @@ def _assigned_or_revoked(holder: Holder, assignment: Assignment | None, queues: 
     """Return the queues among `queues` that the assignment gives to a member, or is revoking from it."""
     if not queues or assignment is None:
         return set()
-    share = assignment.members.get(holder.name)
-    owned = set(share.queues).intersection(queues) if share and share.uid == holder.uid else set()
-    releases = {queue: assignment.releasing.get(queue) for queue in queues}
-    return owned | {queue for queue, release in releases.items() if release and release.holder == holder}
+    share = assignment.share_of(holder)
+    owned = share.queues if share else ()
+    return {*owned, *assignment.releases_by_holder.get(holder, ())}.intersection(queues)

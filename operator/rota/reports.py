@@ -57,6 +57,11 @@ class Uncommitted(Struct, frozen=True, omit_defaults=True):
     given: NonNegativeInt  # the highest offset that the app was given
     start: NonNegativeInt | None = None  # the offset at which the member began to read the queue
 
+    @property
+    def queue(self) -> Queue:
+        """The queue that the offsets belong to."""
+        return Queue(self.topic, self.broker, self.id)
+
 
 class Report(Struct, frozen=True, kw_only=True, weakref=True):
     """A member's state in one consistent cut: the member consumes no queue that the report does not name."""
@@ -88,12 +93,18 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     @property
     def incarnation_number(self) -> int:
         """The number of the process, 1 for its pod's first; 0: it has none. Earlier versions report a random text."""
-        is_number = (
-            self.reads >= ASSIGNMENT_SCHEMA
-            and self.incarnation.isdecimal()
-            and len(self.incarnation) <= MAX_INCARNATION_DIGITS
-        )
-        return int(self.incarnation) if is_number else 0
+        is_number = self.incarnation.isdecimal() and len(self.incarnation) <= MAX_INCARNATION_DIGITS
+        return int(self.incarnation) if is_number and self.reads >= ASSIGNMENT_SCHEMA else 0
+
+    @property
+    def missed_brokers(self) -> list[str]:
+        """The brokers that the member cannot reach."""
+        return [broker for broker, reached in self.brokers.items() if not reached]
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether the member drains only for a while, such as for changed settings, and then serves again."""
+        return self.state != "serving" and not self.final
 
     @property
     def is_drained(self) -> bool:
@@ -108,26 +119,13 @@ class FullReport(Report, frozen=True, kw_only=True):
     stuck: dict[str, dict[str, str]] = {}  # queues that the member holds and could not start yet
 
 
-class _ReportParts(Struct, omit_defaults=True):
-    """A report with its fields as raw JSON; other fields are not read."""
-
-    member: msgspec.Raw = msgspec.Raw(b"")
-    uid: msgspec.Raw = msgspec.Raw(b"")
-    generation: msgspec.Raw = msgspec.Raw(b"")
-    revision: msgspec.Raw = msgspec.Raw(b"")
-    reads: msgspec.Raw = msgspec.Raw(b"")
-    state: msgspec.Raw = msgspec.Raw(b"")
-    final: msgspec.Raw = msgspec.Raw(b"")
-    held: msgspec.Raw = msgspec.Raw(b"")
-    releasing: msgspec.Raw = msgspec.Raw(b"")
-    brokers: msgspec.Raw = msgspec.Raw(b"")
-    troubles: msgspec.Raw = msgspec.Raw(b"")
-    started: msgspec.Raw = msgspec.Raw(b"")
-    settings: msgspec.Raw = msgspec.Raw(b"")
-    consumers_changed: msgspec.Raw = msgspec.field(name="consumersChanged", default=msgspec.Raw(b""))
-    states: msgspec.Raw = msgspec.Raw(b"")
-    uncommitted: msgspec.Raw = msgspec.Raw(b"")
-    incarnation: msgspec.Raw = msgspec.Raw(b"")
+# A report with its fields as raw JSON; other fields are not read.
+_ReportParts = msgspec.defstruct(
+    "_ReportParts",
+    [(name, msgspec.Raw, msgspec.Raw(b"")) for name in Report.__struct_fields__],
+    omit_defaults=True,
+    rename=dict(zip(Report.__struct_fields__, Report.__struct_encode_fields__, strict=True)),
+)
 
 
 def _check_part_sizes(text: bytes | str) -> bytes | str:

@@ -28,7 +28,7 @@ from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.reconcile import assignment_writer, pod_annotator
 from rota.kube.state.group import Group
 from rota.model import Poke
-from rota.planner import plan, situation
+from rota.planner import plan, subscribed_queues
 from rota.planner.status import problems
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -221,7 +221,7 @@ async def test_broker_failure_of_the_name_server_is_reported_and_moves_no_queue(
 async def test_topic_deletion_takes_no_queue_away_but_recreation_with_fewer_queues_does(
     world: OperatedNamespace, memory: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (planner, situation):  # queues of a missing topic are kept even without a grace period
+    for module in (planner, subscribed_queues):  # queues of a missing topic are kept even without a grace period
         monkeypatch.setattr(module, "SHRINK_PATIENCE_SECONDS", 0.0)
     owners = await add_two_members(world)
     await memory.delete_topic("orders")

@@ -18,7 +18,7 @@ from rota.kube.members import report_client
 from rota.kube.reconcile import observe
 from rota.kube.state import status_throttle
 from rota.model import RETRY_TOPIC_PREFIX, Poke, Queue
-from rota.planner import situation
+from rota.planner import subscribed_queues
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -147,7 +147,7 @@ async def test_route_that_loses_a_broker_removes_its_queues_only_when_that_lasts
     await world.operator.wait_for_reconcile(reconciles)
     await world.soon(world.at_rest)
     assert world.fleet.owners() == owners
-    for module in (planner, situation):
+    for module in (planner, subscribed_queues):
         monkeypatch.setattr(module, "SHRINK_PATIENCE_SECONDS", 0.0)
     world.operator.controller.enqueue((world.namespace, GROUP))
     await world.wait_for_shares(4, 4)

@@ -17,7 +17,7 @@ from rota.brokers.port import Membership
 from rota.documents import PLAIN_KEY, _checksum, encode_assignment
 from rota.kube.brokers import route_watcher
 from rota.model import Queue
-from rota.planner import situation
+from rota.planner import subscribed_queues
 from rota.spec import Subscription
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -52,7 +52,7 @@ async def memory() -> RejectingCluster:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll routes more often than by default, and accept fewer queues at once."""
     monkeypatch.setattr(route_watcher, "ROUTE_POLL_SECONDS", 0.2)
-    for module in (planner, situation):
+    for module in (planner, subscribed_queues):
         monkeypatch.setattr(module, "SHRINK_PATIENCE_SECONDS", 0.0)
 
 

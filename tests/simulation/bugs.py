@@ -9,9 +9,9 @@ import pytest
 
 from rota import handover, planner
 from rota.handover import Act, DesiredChange, HolderEvidence, OwnershipState, Proof
-from rota.planner import budget, moves, record
-from rota.planner import situation as situations
+from rota.planner import budget, moves, record, subscribed_queues
 from rota.planner.members import member_states
+from rota.planner.members.holder_proofs import HolderProofs
 from rota.planner.snapshot import DecodedReport
 from rota.reports import Report
 from rota.sidecar.member import member, queue_lifecycle
@@ -57,13 +57,13 @@ def unfinished_drain_is_enough(patch: pytest.MonkeyPatch) -> None:
 
 def absence_is_an_end(patch: pytest.MonkeyPatch) -> None:
     """A pod that is not listed counts as ended."""
-    original = situations.Situation.evidence_of
+    original = HolderProofs.evidence_of
 
-    def mutant(situation: situations.Situation, holder: Any, incarnation: int = 0) -> HolderEvidence:
-        pod = situation.pods.get(holder.name)
-        return original(situation, holder, incarnation) if pod and pod.uid == holder.uid else HolderEvidence(ended=True)
+    def mutant(proofs: HolderProofs, holder: Any, incarnation: int = 0) -> HolderEvidence:
+        pod = proofs.pods.get(holder.name)
+        return original(proofs, holder, incarnation) if pod and pod.uid == holder.uid else HolderEvidence(ended=True)
 
-    patch.setattr(situations.Situation, "evidence_of", mutant)
+    patch.setattr(HolderProofs, "evidence_of", mutant)
     patch.setattr(member_states, "awaits_namesake", lambda *_: False)
 
 
@@ -93,7 +93,7 @@ def conflicts_ignored(patch: pytest.MonkeyPatch) -> None:
 def barrier_ignored(patch: pytest.MonkeyPatch) -> None:
     """After the assignment was lost, queues without a known consumer are granted at once."""
     patch.setattr(record, "barrier_proof", lambda *_: Proof.RELEASED)
-    patch.setattr(situations.Situation, "unrecorded_drains", {})
+    patch.setattr(HolderProofs, "unrecorded_drains", {})
 
 
 def recovery_below_what_was_seen(patch: pytest.MonkeyPatch) -> None:
@@ -111,17 +111,17 @@ def budget_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def shrinks_on_a_partial_view(patch: pytest.MonkeyPatch) -> None:
     """A queue is dropped as soon as one route response lacks it."""
-    patch.setattr(situations, "SHRINK_PATIENCE_SECONDS", 0.0)
+    patch.setattr(subscribed_queues, "SHRINK_PATIENCE_SECONDS", 0.0)
 
 
 def no_view_is_no_queues(patch: pytest.MonkeyPatch) -> None:
     """A topic without a route response has no queues."""
-    original = situations.Situation._queues_of
+    original = subscribed_queues.SubscribedQueues._queues_of
 
-    def mutant(situation: situations.Situation, topic: str) -> Any:
-        return original(situation, topic) if situation.snapshot.views.get(topic) else []
+    def mutant(subscribed: subscribed_queues.SubscribedQueues, topic: str) -> Any:
+        return original(subscribed, topic) if subscribed.snapshot.views.get(topic) else []
 
-    patch.setattr(situations.Situation, "_queues_of", mutant)
+    patch.setattr(subscribed_queues.SubscribedQueues, "_queues_of", mutant)
 
 
 def lower_generations_obeyed(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from rota.handover import (
     MIN_READY_LOST_SECONDS,
-    NEXT_STATE,
     TRANSITIONS,
     Act,
     DesiredChange,
@@ -18,7 +17,6 @@ from rota.handover import (
     Revocation,
     choose_act,
     find_proof,
-    mermaid_diagram,
 )
 from rota.model import Holder, Queue
 from rota.reports import Report, decode_report
@@ -29,6 +27,15 @@ M1 = Holder("m1", "uid-1")
 RULES = Handover()
 HASTY_RULES = Handover(lost_after=Seconds(0.5))
 SINCE = 42
+NEXT_STATE: dict[Act, OwnershipState | None] = {
+    Act.KEEP: OwnershipState.OWNED,
+    Act.REVOKE: OwnershipState.RELEASING,
+    Act.WAIT: None,  # the state stays as it was
+    Act.RETURN: OwnershipState.OWNED,
+    Act.GRANT: OwnershipState.OWNED,
+    Act.FORCE: OwnershipState.OWNED,
+    Act.DROP: OwnershipState.FREE,
+}
 
 
 def a_report(**changed: object) -> Report:
@@ -180,6 +187,17 @@ def test_handover_table_has_no_row_for_impossible_cases() -> None:
             [OwnershipState.OWNED], no_longer_consuming, [DesiredChange.STAY]
         ),  # the holder released the queue, or is lost
     }
+
+
+def mermaid_diagram() -> str:
+    """Return the table as a Mermaid state diagram."""
+    arrows: dict[tuple[OwnershipState, OwnershipState, Act], list[str]] = {}
+    for (state, proof, change), act in TRANSITIONS.items():
+        end = NEXT_STATE[act] or state
+        cause = change.value if proof is Proof.NONE else f"{change.value}, {proof.value}"
+        arrows.setdefault((state, end, act), []).append(cause)
+    lines = [f"    {state} --> {end}: {act} ({'; '.join(causes)})" for (state, end, act), causes in arrows.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> Free", *lines]) + "\n"
 
 
 def test_docs_handover_page_has_the_diagram_of_the_table() -> None:

@@ -4,7 +4,8 @@ It keeps no state between calls. The stored assignment records the owner of each
 it. So it does not matter which replica calls the planner, how often, or which changes it missed in between.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from rota.documents import Assignment, AssignmentTooLargeError, Share, encode_assignment
@@ -15,18 +16,18 @@ from rota.planner.explain import Explanation, explain_queues
 from rota.planner.members import incarnations
 from rota.planner.members.member_states import MemberState, classify_members, owns_queues
 from rota.planner.moves import Draft, decide, next_document, unmanaged_queues
-from rota.planner.situation import SHRINK_PATIENCE_SECONDS, WITHOUT_POLICY, Situation
-from rota.planner.snapshot import DecodedReport, Event, Plan, PodSnapshot, QueueView, Snapshot
+from rota.planner.situation import WITHOUT_POLICY, Situation
+from rota.planner.snapshot import DecodedReport, Event, Plan, PodSnapshot, QueueView, Snapshot, brokers_reached_by
 from rota.planner.status import conditions, events, group_status, problems
 from rota.planner.status.journal_records import condition_records, document_records, owners_record
+from rota.planner.subscribed_queues import SHRINK_PATIENCE_SECONDS
 from rota.planner.target import StrategyInputs, compute_owners, share_with_unmanaged
+from rota.reports import Report
 from rota.spec.resolved import settings_digest
-from rota.timestamps import format_time
 
 __all__ = [
     "DecodedReport",
     "Event",
-    "Explanation",
     "Plan",
     "PodSnapshot",
     "QueueView",
@@ -41,6 +42,8 @@ __all__ = [
 
 
 URGENT_ACTS = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE)  # dropping a queue that no member consumes can wait
+_BLOCKING_REASONS = {Reason.UNSUPPORTED_ASSIGNMENT, Reason.TOO_MANY_MEMBERS}
+_ALWAYS_UPDATED_FIELDS = ("observedGeneration", "conditions", "lag")
 
 
 def explain_owners(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ()) -> list[Explanation]:
@@ -48,17 +51,13 @@ def explain_owners(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ())
     return explain_queues(_derive_situation(snapshot, now), queues)
 
 
-_BLOCKING_REASONS = (Reason.UNSUPPORTED_ASSIGNMENT, Reason.TOO_MANY_MEMBERS)
-_ALWAYS_UPDATED_FIELDS = ("observedGeneration", "conditions", "lag")
-
-
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Return the plan for a group; `now` is the wall-clock time in seconds."""
-    is_blocked = any(finding.reason in _BLOCKING_REASONS for finding in snapshot.problems)
-    is_new_duplicate = snapshot.document is None and snapshot.is_duplicate and not record.find_damage(snapshot)
+    damaged = record.find_damage(snapshot)
+    is_blocked = not _BLOCKING_REASONS.isdisjoint(snapshot.problem_reasons)
+    is_new_duplicate = snapshot.document is None and snapshot.is_duplicate and not damaged
     if snapshot.spec is None or is_blocked or is_new_duplicate:
         return _report_only_plan(_derive_situation(snapshot, now))
-    damaged = record.find_damage(snapshot)
     if (damaged or snapshot.document is None) and not snapshot.refetched:
         return Plan(refetch=True, status=snapshot.status, requeue_after=1.0)
     if damaged:
@@ -91,20 +90,19 @@ def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
     situation = _derive_situation(snapshot, now)
     document = record.rebuild_assignment(snapshot, now)
     if snapshot.spec and snapshot.spec.message_model == "Broadcasting":
-        queues = {queue for share in document.members.values() for queue in share.queues}
         members = {name: Share(share.uid) for name, share in document.members.items()}
-        everyone = tuple(sorted(queues.union(situation.queues)))
+        everyone = tuple(sorted({*record.owners_of(document), *situation.queues}))
         document = replace(document, strategy="", members=members, everyone=everyone, barrier=0, incarnations_since=0)
     recovery = _build_plan(situation, Draft(), document)
     finding = Finding(Reason.ASSIGNMENT_LOST, f"{damage}; it was rebuilt from the members' reports")
-    lines = [
-        {**line, "reason": finding.reason, "message": finding.message} if line["kind"] == "plan" else line
-        for line in recovery.journal_records
-    ]
+    journal = []
+    for line in recovery.journal_records:
+        is_plan = line["kind"] == "plan"
+        journal.append({**line, "reason": finding.reason, "message": finding.message} if is_plan else line)
     return replace(
         recovery,
         events=(*recovery.events, Event(*finding, warning=True)),
-        journal_records=tuple(lines),
+        journal_records=tuple(journal),
         requeue_after=0.0 if recovery.document else recovery.requeue_after,
     )
 
@@ -113,24 +111,20 @@ def _needs_write(situation: Situation, draft: Draft) -> bool:
     """Whether to write a document now: queues change hands, or an informational change has waited long enough."""
     if draft.with_acts(*URGENT_ACTS) or situation.snapshot.document is None:
         return True
-    return (
-        bool(draft.with_acts(Act.DROP) or _has_outdated_fields(situation, draft.strategy))
-        and _seconds_until_informational_write(situation) <= 0
-    )
+    has_change = bool(draft.with_acts(Act.DROP)) or _has_outdated_fields(situation, draft.strategy)
+    return has_change and _seconds_until_informational_write(situation) <= 0
 
 
 def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
     """Whether entries, strategy, settings, budget times, forced grants or incarnations on record are out of date."""
-    recorded = {name: share.uid for name, share in situation.document.members.items()}
-    entries = record.member_entries(situation.document, situation.snapshot, situation.counted_members)
-    owners = {holder.name: holder.uid for holder in situation.owners.values()}
+    document = situation.document
+    entries = record.member_entries(document, situation.snapshot, situation.counted_holders)
+    entries_differ = dict(document.entry_holders) != entries | dict(situation.owners.values())
     new_settings = situation.snapshot.settings != situation.snapshot.desired_settings
-    future_moves = any(record.seconds_since(at, situation.now) < 0 for at, _ in situation.document.spent)
-    resolved_grant = any(
-        situation.is_forced_grant_resolved(queue, since) for queue, since in situation.document.forced.items()
-    )
-    entries_differ = recorded != {**entries, **owners} or situation.document.strategy != strategy
-    return new_settings or future_moves or resolved_grant or entries_differ or _has_outdated_incarnations(situation)
+    future_moves = any(situation.seconds_since(at) < 0 for at, _ in document.spent)
+    resolved_grant = situation.proofs.unresolved_grants != document.forced
+    is_outdated = entries_differ or new_settings or future_moves or resolved_grant or document.strategy != strategy
+    return is_outdated or _has_outdated_incarnations(situation)
 
 
 def _has_outdated_incarnations(situation: Situation) -> bool:
@@ -139,35 +133,30 @@ def _has_outdated_incarnations(situation: Situation) -> bool:
         return False
     if bool(situation.incarnations_since) != bool(situation.document.incarnations_since):
         return True
-    restarted = [pod for pod in situation.snapshot.pods if incarnations.has_restarted(situation.document, pod)]
-    return any(incarnations.has_inherited(situation.document, pod) for pod in restarted)
+    return any(incarnations.has_inherited_share(situation.document, pod) for pod in situation.snapshot.pods)
 
 
 def _seconds_until_informational_write(situation: Situation) -> float:
     """Return the seconds until a document with only informational changes may follow the last one."""
-    age = record.seconds_since(situation.document.issued_at, situation.now)
+    age = situation.seconds_since(situation.document.issued_at)
     return situation.policy.triggers.debounce - age if age >= 0 else 0.0
 
 
 def _broadcasting_plan(situation: Situation) -> Plan:
     """Return the plan of a Broadcasting group: every member consumes every queue, without handover."""
     current = situation.document
-    strategy = ""
     everyone = tuple(sorted(situation.queues))
-    differs = current.everyone != everyone
-    if situation.missing_metadata and current.everyone is not None:  # without metadata, keep the queues
+    if situation.subscribed.missing_metadata and current.everyone is not None:  # without metadata, keep the queues
         everyone = current.everyone
-        differs = False
-    if not differs and not (
-        _has_outdated_fields(situation, strategy) and _seconds_until_informational_write(situation) <= 0
-    ):
+    may_write_details = _seconds_until_informational_write(situation) <= 0
+    if current.everyone == everyone and not (may_write_details and _has_outdated_fields(situation, strategy="")):
         return _build_plan(situation, Draft(), document=None)
-    entries = record.member_entries(current, situation.snapshot, situation.counted_members)
+    entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
     document = replace(
         current,
         generation=current.generation + 1,
-        issued_at=format_time(situation.now),
-        strategy=strategy,
+        issued_at=situation.formatted_now,
+        strategy="",
         members={name: Share(uid) for name, uid in entries.items()},
         everyone=everyone,
         releasing={},
@@ -181,7 +170,7 @@ def _broadcasting_plan(situation: Situation) -> Plan:
 def _clustering_document(situation: Situation) -> Assignment:
     """Switch to Clustering: with this barrier, a queue is granted only once no member can still consume all queues."""
     generation = situation.document.generation + 1
-    at = format_time(situation.now)
+    at = situation.formatted_now
     return replace(situation.document, generation=generation, issued_at=at, everyone=None, barrier=generation)
 
 
@@ -198,6 +187,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     behind = pokes.pods_behind(snapshot.pods, assignment, snapshot.deleted_uids, settings)
     for_settings = pokes.pods_behind_in_settings(behind, assignment, snapshot.deleted_uids)
     due = pokes.due_pokes(behind, assignment)
+    urgent = [pod for pod in behind if pod.name not in for_settings]
     leaving = _leaving_pods(situation)
     without_owner = situation.unowned_queues(assignment)
     unmanaged = unmanaged_queues(situation).intersection(without_owner) if without_owner else frozenset()
@@ -205,11 +195,12 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     findings = problems.find_problems(situation, draft, unowned if is_complete else 0)
     are_settings_new = document is not None and snapshot.settings != snapshot.desired_settings
     outdated = problems.members_with_old_settings(situation, settings)
-    if outdated and problems.are_settings_overdue(situation, 0.0 if are_settings_new else snapshot.settings_age):
-        findings.append(problems.late_members_problem(outdated))
+    settings_age = 0.0 if are_settings_new else snapshot.settings_age
+    if late := problems.find_late_members(situation, outdated, settings_age):
+        findings.append(late)
         outdated = []  # reported as a problem, no longer as progress
-    moving = _count_moving(situation, assignment, [pod for pod in behind if pod.name not in for_settings])
-    idle = group_status.count_idle_members(situation, assignment)
+    moving = _count_moving(situation, assignment, urgent)
+    idle = 0 if assignment.everyone is not None else len(situation.idle_members(assignment))
     progress = conditions.compute_progress(situation, draft, findings, moving, outdated)
     is_at_rest = not (unowned or progress.is_active or situation.in_transition)
     if idle and situation.queues and is_at_rest:
@@ -223,9 +214,10 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         idle=idle,
         unowned=unowned,
     )
-    awaited = _members_to_poll(situation, assignment, _pods_to_watch(snapshot, behind, for_settings, settings))
+    awaited = _members_to_poll(situation, assignment, urgent, settings)
     journal = document_records(situation, draft, document) if document else []
-    requeue_after = min(pokes.seconds_until_next_poke(behind, due), *_deadlines(situation, draft, assignment, findings))
+    limits = [seconds for seconds in _time_limits(situation, draft, assignment, findings) if seconds > 0]
+    requeue_after = min(situation.policy.triggers.resync, pokes.seconds_until_next_poke(behind, due), *limits)
     if document and not awaited:
         requeue_after = 0.0  # no awaited report will enqueue the group: plan again from the document just written
     return Plan(
@@ -233,7 +225,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         config_map_data=data,
         pokes=due,
         settings_only_pokes=for_settings & due.keys(),
-        members_to_drain=tuple(pod.holder for pod in leaving if not (pod.report and pod.report.final)),
+        members_to_drain=tuple(pod.holder for pod in leaving if not pod.drains_for_good),
         members_to_poll=awaited,
         verify_ended=_holders_to_verify(situation, assignment),
         status=published,
@@ -249,14 +241,15 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
 
 def _count_moving(situation: Situation, assignment: Assignment, behind: Sequence[PodSnapshot]) -> int:
     """Count queues in transition, members that have yet to obey the assignment, and members that leave with queues."""
-    pending = [pod for pod in behind if not pod.evidence.is_lost(situation.policy.handover)]
-    leaving_owners = [pod for pod in _leaving_pods(situation) if owns_queues(assignment, pod)]
-    return group_status.count_in_transition(assignment, len(pending) + len(leaving_owners))
+    releasing = sum(release.to is not None for release in assignment.releasing.values())
+    pending = sum(not pod.evidence.is_lost(situation.policy.handover) for pod in behind)
+    leaving_owners = sum(owns_queues(assignment, pod) for pod in _leaving_pods(situation))
+    return releasing + pending + leaving_owners
 
 
 def _leaving_pods(situation: Situation) -> list[PodSnapshot]:
-    states = situation.member_states
-    return [pod for pod in situation.snapshot.pods if states[pod.name] is MemberState.LEAVING and pod.terminating]
+    """Return the terminating pods that have not ended; a pod that leaves for good by its report may not terminate."""
+    return [pod for pod in situation.pods_in_state(MemberState.LEAVING) if pod.terminating]
 
 
 def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | bytes], Finding | None]:
@@ -266,68 +259,64 @@ def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | by
         return {}, Finding(Reason.ASSIGNMENT_TOO_LARGE, f"{error}; the present assignment stays in force")
 
 
-def _pods_to_watch(
-    snapshot: Snapshot, behind: Sequence[PodSnapshot], for_settings: Container[str], settings: str
-) -> list[PodSnapshot]:
-    """Return the pods that have yet to obey an assignment or settings.
+def _members_to_poll(
+    situation: Situation, assignment: Assignment, behind: Sequence[PodSnapshot], settings: str
+) -> frozenset[str]:
+    """Return the names of the pods to poll because their next report could change the plan.
 
-    A policy change can alter the settings of a thousand groups at once: watch only members that were already poked.
+    Among them are the pods that lag `behind` in the assignment. A policy change can alter the settings of a thousand
+    groups at once: of the members that lag behind in settings only, poll those that were already poked.
     """
-    watched = [pod for pod in behind if pod.name not in for_settings]
-    return watched + [pod for pod in snapshot.pods if pod.poke.attempts and pokes.has_other_settings(pod, settings)]
-
-
-def _members_to_poll(situation: Situation, assignment: Assignment, behind: Sequence[PodSnapshot]) -> frozenset[str]:
-    """Return the names of the pods to poll because their next report could change the plan."""
-    holders = {release.holder for release in assignment.releasing.values()}
     pods = situation.snapshot.pods
-    missed = {broker for pod in pods if not pod.ended for broker in pod.cut_off_brokers}
-    reached = frozenset().union(*(pod.reachable_brokers for pod in pods))
-    contested = missed & reached  # a report may be a minute old: only new ones show which pods are cut off
-    watched = [
-        pod
-        for pod in pods
-        if pod.holder in holders
-        or incarnations.has_restarted(assignment, pod)
-        or pod.unreachable_for  # poll until it responds: otherwise it would count as silent for ever
-        or situation.member_states[pod.name] is not MemberState.READY
-        or (pod.report and pod.report.state != "serving")  # it may resume its queues without a new document
-        or (contested and pod.report and not contested.isdisjoint(pod.report.brokers))
-        or (assignment.barrier and pod.report and pod.report.releasing)
-    ]
-    return frozenset(pod.name for pod in (*behind, *watched) if pod.started and not pod.ended)
+    missed = set().union(*(pod.cut_off_brokers for pod in pods if not pod.ended))
+    contested = missed & brokers_reached_by(pods)  # a report may be old: only new ones show which pods are cut off
+
+    def may_change_plan(pod: PodSnapshot) -> bool:
+        is_state_temporary = situation.member_states[pod.name] is not MemberState.READY
+        has_old_settings = pod.poke.attempts > 0 and pokes.has_other_settings(pod, settings)
+        must_release = pod.holder in assignment.releases_by_holder or incarnations.has_restarted(assignment, pod)
+        # Poll an unreachable pod until it responds: otherwise it would count as silent for ever.
+        if is_state_temporary or has_old_settings or must_release or pod.unreachable_for:
+            return True
+        return pod.report is not None and _may_change_by_report(pod.report, assignment, contested)
+
+    watched = filter(may_change_plan, pods)
+    return frozenset(pod.name for pod in (*behind, *watched) if pod.is_running)
+
+
+def _may_change_by_report(report: Report, assignment: Assignment, contested: AbstractSet[str]) -> bool:
+    """Whether a member's next report may differ without a new document, as a draining member may resume its queues."""
+    drains_unrecorded = bool(assignment.barrier and report.releasing)
+    return report.state != "serving" or not contested.isdisjoint(report.brokers) or drains_unrecorded
 
 
 def _holders_to_verify(situation: Situation, assignment: Assignment) -> tuple[Holder, ...]:
     """Return the holders that are neither among the pods nor known to have ended."""
-    holders = {Holder(name, share.uid) for name, share in assignment.members.items()}
-    holders |= {release.holder for release in assignment.releasing.values()}
-    present = {pod.holder for pod in situation.snapshot.pods}
-    return tuple(sorted(holder for holder in holders - present if holder.uid not in situation.snapshot.deleted_uids))
+    on_record = assignment.entry_holders | assignment.releases_by_holder.keys()
+    absent = on_record.difference(pod.holder for pod in situation.snapshot.pods)
+    return tuple(sorted(holder for holder in absent if holder.uid not in situation.snapshot.deleted_uids))
 
 
-def _deadlines(situation: Situation, draft: Draft, current: Assignment, findings: Sequence[Finding]) -> Iterator[float]:
-    """Yield the seconds after which time alone may change the plan."""
+def _time_limits(
+    situation: Situation, draft: Draft, current: Assignment, findings: Sequence[Finding]
+) -> Iterator[float]:
+    """Yield the seconds after which time alone may change the plan; the limits that are not positive have passed."""
     handover = situation.policy.handover
-    triggers = situation.policy.triggers
-    yield triggers.resync
-    limits = [
-        problems.start_seconds_left(situation),
-        conditions.stall_seconds_left(situation, findings),
-        *situation.in_transition.values(),
-    ]
-    if draft.hold and draft.hold.seconds_left:
-        limits.append(draft.hold.seconds_left)
+    grace = situation.policy.triggers.unready_grace
+    yield problems.start_seconds_left(situation)
+    yield conditions.stall_seconds_left(situation, findings)
+    yield from situation.in_transition.values()
+    yield (draft.hold and draft.hold.seconds_left) or 0.0
     if current is situation.snapshot.document:
-        limits.append(_seconds_until_informational_write(situation))
+        yield _seconds_until_informational_write(situation)
     for pod in situation.snapshot.pods:
         if not pod.ended and not pod.ready:
-            limits += [triggers.unready_grace - pod.stable_for, handover.lost_after - pod.unreachable_for]
-        limits += [triggers.unready_grace - seconds for seconds in pod.cut_off_brokers.values()]
-        limits.append(incarnations.pause_seconds_left(pod, current))
-    limits += [SHRINK_PATIENCE_SECONDS - view.stable_for for view in situation.snapshot.views.values() if view]
-    limits += [
-        lost_after_seconds(handover) - record.seconds_since(release.at, situation.now)
-        for release in current.releasing.values()
-    ]
-    yield from (seconds for seconds in limits if seconds > 0)
+            yield grace - pod.stable_for
+            yield handover.lost_after - pod.unreachable_for
+        for seconds in pod.cut_off_brokers.values():
+            yield grace - seconds
+        yield incarnations.pause_seconds_left(pod, current)
+    for view in filter(None, situation.snapshot.views.values()):
+        yield SHRINK_PATIENCE_SECONDS - view.stable_for
+    for release in current.releasing.values():
+        yield lost_after_seconds(handover) - situation.seconds_since(release.at)

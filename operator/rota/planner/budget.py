@@ -2,9 +2,7 @@
 
 from typing import NamedTuple
 
-from rota.planner import record
 from rota.planner.situation import Situation
-from rota.timestamps import format_time
 
 
 class BudgetLeft(NamedTuple):
@@ -22,7 +20,7 @@ def budget_left(situation: Situation) -> BudgetLeft:
     if not budget.max_moves:
         return BudgetLeft(moves=0, refill_seconds=None)
     spent = _moves_in_window(situation)
-    waits = [budget.per - record.seconds_since(at, situation.now) for at, _ in spent]
+    waits = [budget.per - situation.seconds_since(at) for at, _ in spent]
     moves = max(budget.max_moves - sum(count for _, count in spent), 0)
     return BudgetLeft(moves, min(waits, default=float(budget.per)))
 
@@ -33,7 +31,7 @@ def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str
         return situation.document.spent
     spent = _moves_in_window(situation)
     if situation.policy.budget and voluntary_moves:
-        spent.append((format_time(situation.now), voluntary_moves))
+        spent.append((situation.formatted_now, voluntary_moves))
     return tuple(spent)
 
 
@@ -42,6 +40,6 @@ def _moves_in_window(situation: Situation) -> list[tuple[str, int]]:
     per = situation.policy.budget.per if situation.policy.budget else 0.0
     moves = []
     for at, count in situation.document.spent:
-        if record.seconds_since(at, situation.now) < per:
-            moves.append((min(at, format_time(situation.now)), count))
+        if situation.seconds_since(at) < per:
+            moves.append((min(at, situation.formatted_now), count))
     return moves

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rota.model import NO_OWNER, Holder, Queue, Roster
-from rota.planner.moves import DesiredOwners, compute_desired_owners, strategy_inputs_of
+from rota.planner.moves import compute_desired_owners, strategy_inputs_of
 from rota.planner.situation import Situation
 from rota.planner.status.problems import describe_unmanaged
 from rota.planner.target import UNMANAGED_POLICY, distinct_client_ids, resolve_options
@@ -26,16 +26,14 @@ def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Exp
     """Explain these queues, or one queue of each member if none is requested; an unknown queue is a ValueError."""
     queues = list(requested) or _example_queues(situation)
     explainable = _explainable_queues(situation)
-    unknown = next((queue for queue in queues if queue not in explainable), None)
-    if unknown:
-        raise ValueError(f"There is no queue {unknown} among the group's {len(explainable)}")
+    for queue in queues:
+        if queue not in explainable:
+            raise ValueError(f"There is no queue {queue} among the group's {len(explainable)}")
     if situation.document.everyone is not None:
-        return [
-            Explanation(queue, None, f"{queue} is read by every member: the group is Broadcasting") for queue in queues
-        ]
-    group_queues = set(situation.queues)
-    owned = [queue for queue in queues if queue in situation.owners and queue in group_queues]
-    reasons = _strategy_reasons(situation, owned)
+        sentence = "is read by every member: the group is Broadcasting"
+        return [Explanation(queue, None, f"{queue} {sentence}") for queue in queues]
+    consumed_and_owned = situation.owners.keys() & set(situation.queues)
+    reasons = _strategy_reasons(situation, [queue for queue in queues if queue in consumed_and_owned])
     return [_explain_queue(situation, queue, reasons.get(queue, "")) for queue in queues]
 
 
@@ -44,8 +42,7 @@ def _explainable_queues(situation: Situation) -> set[Queue]:
     document = situation.document
     explainable = {*situation.queues, *situation.owners, *document.releasing, *(document.everyone or ())}
     if situation.snapshot.must_release_all:  # then `situation.queues` is empty, so take the queues of the routes
-        for view in situation.snapshot.views.values():
-            explainable.update(view.queues if view else ())
+        explainable |= situation.snapshot.routed_queues
     return explainable
 
 
@@ -108,31 +105,23 @@ def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Que
     desired = compute_desired_owners(situation)
     if desired.roster is None or not queues:
         return {}
-    obstacle = _find_obstacle(situation, desired)
-    if obstacle:
+    obstacle = desired.problem.message if desired.problem else ""
+    if not desired.problem and situation.snapshot.policy is None and not situation.snapshot.unmanaged_consumers:
+        obstacle = "the policy is missing or invalid, so the present assignment stays in force"
+    if obstacle:  # no strategy determines the owners at present
         return {queue: f"{queue} stays with {situation.owners[queue].name}: {obstacle}" for queue in queues}
     if situation.snapshot.unmanaged_consumers:
-        return _reasons_with_unmanaged(situation, queues, situation.snapshot.unmanaged_consumers)
+        return _reasons_with_unmanaged(situation, queues)
     return _reasons_of_policy(situation, queues, situation.policy, desired.roster, desired.roster.members)
 
 
-def _find_obstacle(situation: Situation, desired: DesiredOwners) -> str:
-    """Return why no strategy determines the owners at present; empty if one does."""
-    if desired.problem:
-        return desired.problem.message
-    if situation.snapshot.policy is None and not situation.snapshot.unmanaged_consumers:
-        return "the policy is missing or invalid, so the present assignment stays in force"
-    return ""
-
-
-def _reasons_with_unmanaged(
-    situation: Situation, queues: Sequence[Queue], unmanaged: Sequence[str]
-) -> dict[Queue, str]:
+def _reasons_with_unmanaged(situation: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
     """Explain the strategy of unmanaged consumers: it runs over client ids, which members' names then replace."""
-    ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
-    names_by_client = {client: name for name, client in ids.items()}
+    ids = situation.client_ids
+    unmanaged = distinct_client_ids(situation.snapshot.unmanaged_consumers or ())
+    names_by_client = dict(zip(ids.values(), ids, strict=True))
     current = {queue: ids[holder.name] for queue, holder in situation.owners.items() if holder.name in ids}
-    roster = Roster.of(situation.queues, [*names_by_client, *distinct_client_ids(unmanaged)], current)
+    roster = Roster.of(situation.queues, [*names_by_client, *unmanaged], current)
     names = [names_by_client.get(client, client) for client in roster.members]
     reasons = _reasons_of_policy(situation, queues, UNMANAGED_POLICY, roster, names)
     return {queue: _with_member_names(sentence, names_by_client) for queue, sentence in reasons.items()}
@@ -143,10 +132,9 @@ def _reasons_of_policy(
 ) -> dict[Queue, str]:
     """Return a strategy's explanations of the present owners; `names` has the member name of each roster member."""
     indexes = {name: index for index, name in enumerate(names)}
-    holders = [situation.owners.get(queue) for queue in roster.queues]
-    owners = np.array([indexes.get(holder.name, NO_OWNER) if holder else NO_OWNER for holder in holders], np.int32)
     owner_names = {queue: holder.name for queue, holder in situation.owners.items()}
-    explained = [queue for queue in queues if situation.owners[queue].name in indexes]
+    owners = np.array([indexes.get(owner_names.get(queue, ""), NO_OWNER) for queue in roster.queues], np.int32)
+    explained = [queue for queue in queues if owner_names[queue] in indexes]
     strategy_options = resolve_options(policy, roster, strategy_inputs_of(situation))
     sentences = explain_all(policy.strategy, roster, owners, explained, strategy_options, present=owner_names)
     return dict(zip(explained, sentences, strict=True))

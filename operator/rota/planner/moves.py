@@ -22,7 +22,6 @@ from rota.planner.target import UNMANAGED_POLICY, StrategyInputs, compute_owners
 from rota.sentences import pluralize
 from rota.strategies import STRATEGIES
 from rota.strategies.arrays import Owners, current_owners, no_owners
-from rota.timestamps import format_time
 
 STRATEGY_FAILED_SUFFIX = "; every queue stays with its owner until that is corrected"
 RELEASE_MARGIN_SECONDS = 5.0  # beyond drainTimeout: until the pod sees the document, and its report is read
@@ -41,6 +40,12 @@ class Decision(NamedTuple):
     is_voluntary: bool = False  # the holder could keep it, only the policy wants the move: a gate may postpone that
     act: Act = Act.WAIT
 
+    @property
+    def awaits_release(self) -> bool:
+        """Whether the holder still has to release the queue, which does not return to it."""
+        is_unproven = self.state is OwnershipState.RELEASING and self.proof is Proof.NONE
+        return is_unproven and self.desired_change is not DesiredChange.STAY
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -54,6 +59,11 @@ class Draft:
     def with_acts(self, *acts: Act) -> list[Decision]:
         """Return the decisions with these acts."""
         return [decision for decision in self.decisions if decision.act in acts]
+
+    @property
+    def voluntary_moves(self) -> int:
+        """How many voluntary moves the draft makes, which a budget counts; postponed ones have the act KEEP."""
+        return sum(decision.is_voluntary and decision.act is not Act.KEEP for decision in self.decisions)
 
 
 class DesiredOwners(NamedTuple):
@@ -91,7 +101,7 @@ def _hold_back(situation: Situation, classified: Sequence[Decision]) -> tuple[se
             continue
         # A terminating pod sees no new document, so revokes are in vain: the operator asks its sidecar to drain
         # (`Plan.members_to_drain`), and the queues move once the report proves that they are released.
-        if decision.holder and situation.evidence_of(decision.holder).terminating:
+        if decision.holder and situation.proofs.evidence_of(decision.holder).terminating:
             draining.add(decision.queue)
         else:
             voluntary.append(decision)
@@ -110,12 +120,11 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
     """Return the document that follows the present one, with the draft's changes."""
     current = situation.document
     generation = current.generation + 1
-    at = format_time(situation.now)
+    at = situation.formatted_now
     owned = dict(situation.owners)
     releasing = dict(current.releasing)
     # Keep forced queues on record: a later owner must know that the former holder may still consume the queue.
-    is_resolved = situation.is_forced_grant_resolved
-    forced = {queue: since for queue, since in current.forced.items() if not is_resolved(queue, since)}
+    forced = dict(situation.proofs.unresolved_grants)
     for decision in draft.decisions:
         queue = decision.queue
         holder = decision.holder
@@ -124,7 +133,7 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         next_name = next_owner.name if next_owner else None
         if act is Act.REVOKE and holder:
             del owned[queue]
-            releasing[queue] = Release(holder, next_name, generation, at, situation.incarnation_of(*holder))
+            releasing[queue] = Release(holder, next_name, generation, at, situation.incarnation_of(holder))
         elif act is Act.WAIT and queue in releasing:
             releasing[queue] = replace(releasing[queue], to=next_name)
         elif act in {Act.RETURN, Act.GRANT, Act.FORCE} and next_owner:
@@ -135,9 +144,9 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
             owned.pop(queue, None)
         if act is Act.FORCE:
             forced[queue] = generation
-    entries = record.member_entries(current, situation.snapshot, situation.counted_members)
+    entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
     # While pods may drain queues that no document names, only the barrier keeps those from being granted.
-    needs_barrier = bool(situation.unrecorded_drains) or situation.unowned_proof is not Proof.RELEASED
+    needs_barrier = bool(situation.proofs.unrecorded_drains) or situation.proofs.unowned_proof is not Proof.RELEASED
     if not situation.incarnations_since:  # a member may not be able to read incarnations, so the document names none
         releasing = {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
     return replace(
@@ -148,7 +157,7 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         members=_shares(situation, entries, owned),
         releasing=releasing,
         forced=forced,
-        spent=budget.updated_spent(situation, count_voluntary_moves(draft)),
+        spent=budget.updated_spent(situation, draft.voluntary_moves),
         barrier=current.barrier if needs_barrier else 0,
         begun=_topic_start_times(situation, draft, at),
         incarnations_since=situation.incarnations_since,
@@ -162,16 +171,10 @@ def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str,
     queue's end, it would skip messages that were stored before it started.
     """
     begun = situation.document.begun
-    spec = situation.snapshot.spec
-    subscribed = {subscription.topic for subscription in spec.subscriptions} if spec else begun.keys()
     granted = {decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)}
-    consumed = granted.union(begun, situation.recorded_queues)
-    return {topic: begun.get(topic, at) for topic in sorted(subscribed & consumed)}
-
-
-def count_voluntary_moves(draft: Draft) -> int:
-    """Return how many voluntary moves the draft makes, which a budget counts; postponed ones have the act KEEP."""
-    return sum(decision.is_voluntary and decision.act is not Act.KEEP for decision in draft.decisions)
+    consumed = granted.union(begun, situation.subscribed.recorded_by_topic)
+    topics = sorted(consumed.intersection(situation.snapshot.subscribed_topics))
+    return {topic: begun.get(topic, at) for topic in topics}
 
 
 def compute_desired_owners(situation: Situation) -> DesiredOwners:
@@ -183,8 +186,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
     try:
         roster = Roster.of(situation.queues, situation.counted_members, _preferred_owners(situation))
         if situation.snapshot.unmanaged_consumers:
-            ids = {name: situation.pods[name].client_id or name for name in situation.counted_members}
-            owners = share_with_unmanaged(roster, situation.snapshot.unmanaged_consumers, ids)
+            owners = share_with_unmanaged(roster, situation.snapshot.unmanaged_consumers, situation.client_ids)
             return DesiredOwners(UNMANAGED_POLICY.strategy, roster, owners)
         if situation.snapshot.policy is None:
             return DesiredOwners(situation.document.strategy, roster, _keep_present_owners(situation, roster))
@@ -229,14 +231,13 @@ def _keep_present_owners(situation: Situation, roster: Roster, *, assign_unowned
 
 def strategy_inputs_of(situation: Situation) -> StrategyInputs:
     """Return what strategies use besides the roster: machine rooms of members, and measured weights."""
-    rooms = {name: situation.pods[name].room for name in situation.counted_members}
-    rooms_by_member = {name: room for name, room in rooms.items() if room}
+    rooms_by_member = {pod.name: pod.room for pod in situation.counted_pods if pod.room}
     return StrategyInputs(rooms_by_member, situation.snapshot.queue_weights, situation.snapshot.member_weights)
 
 
 def _preferred_owners(situation: Situation) -> dict[Queue, str]:
     """Return present owners as the strategy sees them: a queue in transition already belongs to its next owner."""
-    counted = {situation.pods[name].holder for name in situation.counted_members}
+    counted = set(situation.counted_holders)
     preferred = {queue: holder.name for queue, holder in situation.owners.items() if holder in counted}
     for queue, release in situation.document.releasing.items():
         if release.to and situation.is_counted(release.to):
@@ -250,7 +251,7 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     """Return the queues that need a decision, and their desired owners; array operations skip the many that stay."""
     releasing = situation.document.releasing
     if desired.roster is None:
-        return _unsubscribed_queues(situation)
+        return dict.fromkeys(situation.subscribed.unsubscribed)
     queues = desired.roster.queues
     present_owners = current_owners(desired.roster)
     members: list[Holder | None] = [situation.pods[name].holder for name in desired.roster.members]
@@ -259,7 +260,7 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     for index in np.flatnonzero((desired.owners != present_owners) | (present_owners == NO_OWNER)).tolist():
         queue = queues[index]
         next_owner = members[desired.owners[index]]
-        if next_owner or queue in situation.owners or queue in releasing:
+        if next_owner or queue in situation.owners:
             undecided[queue] = next_owner
     pending = [*releasing, *_queues_of_restarted(situation)]
     indexes = {queue: index for index, queue in enumerate(queues)} if pending else {}
@@ -268,25 +269,17 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
             undecided[queue] = members[desired.owners[indexes[queue]]]
     # Without releases, the roster's owners are those on record: equally many, if all recorded queues are subscribed.
     are_all_subscribed = not releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER)
-    return undecided if are_all_subscribed else undecided | _unsubscribed_queues(situation)
+    return undecided if are_all_subscribed else undecided | dict.fromkeys(situation.subscribed.unsubscribed)
 
 
 def _queues_of_restarted(situation: Situation) -> list[Queue]:
     """Return the queues of counted members that restarted, unless the present process already inherited them."""
     document = situation.document
     queues: list[Queue] = []
-    for name in situation.counted_members:
-        pod = situation.pods[name]
+    for pod in situation.counted_pods:
         if incarnations.has_restarted(document, pod) and not incarnations.has_inherited(document, pod):
-            queues += document.members[name].queues
+            queues += document.members[pod.name].queues
     return queues
-
-
-def _unsubscribed_queues(situation: Situation) -> dict[Queue, Holder | None]:
-    """Return the queues on record that the group no longer consumes."""
-    group_queues = frozenset(situation.queues)
-    recorded = [*situation.owners, *situation.document.releasing]
-    return dict.fromkeys(queue for queue in recorded if queue not in group_queues)
 
 
 def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | None) -> Decision:
@@ -297,19 +290,21 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
         are_consumers_unknown = situation.snapshot.unmanaged_consumers is None
         if are_consumers_unknown and release.to is None:
             next_owner = None  # it may be the share of an unmanaged consumer, which may have started it
-        revocation = Revocation(release.since, record.seconds_since(release.at, situation.now))
-        evidence = situation.evidence_of(release.holder, release.incarnation)
+        revocation = Revocation(release.since, situation.seconds_since(release.at))
+        evidence = situation.proofs.evidence_of(release.holder, release.incarnation)
         proven = find_proof(queue, release.holder, revocation, evidence, situation.policy.handover)
         change = _desired_change(release.holder, next_owner)
         return Decision(queue, OwnershipState.RELEASING, proven, change, release.holder, next_owner)
     if owner:
-        proven = find_proof(queue, owner, None, situation.evidence_of_owner(owner), situation.policy.handover)
+        evidence = situation.proofs.evidence_of_owner(owner)
+        proven = find_proof(queue, owner, None, evidence, situation.policy.handover)
         change = _desired_change(owner, next_owner)
         # A queue that the group stopped consuming, or that unmanaged consumers get, must leave its owner.
-        is_left_by_policy = change is DesiredChange.LEAVE and queue in situation.releasable_queues
-        is_voluntary = proven is Proof.NONE and (change is DesiredChange.MOVE or is_left_by_policy)
+        may_keep = change is DesiredChange.MOVE or queue in situation.subscribed.releasable
+        is_voluntary = proven is Proof.NONE and may_keep
         return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, is_voluntary=is_voluntary)
-    return Decision(queue, OwnershipState.FREE, situation.unowned_proof_of(queue), DesiredChange.MOVE, None, next_owner)
+    proven = situation.proofs.unowned_proof_of(queue)
+    return Decision(queue, OwnershipState.FREE, proven, DesiredChange.MOVE, None, next_owner)
 
 
 def _desired_change(holder: Holder, next_owner: Holder | None) -> DesiredChange:
@@ -319,43 +314,37 @@ def _desired_change(holder: Holder, next_owner: Holder | None) -> DesiredChange:
 
 
 def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int) -> gates.GateFacts:
-    release_ages = []  # seconds since the revoke of each queue that its holder still has to release
-    for decision in decisions:
-        is_unproven = decision.state is OwnershipState.RELEASING and decision.proof is Proof.NONE
-        if is_unproven and decision.desired_change is not DesiredChange.STAY:
-            release = situation.document.releasing[decision.queue]
-            release_ages.append(record.seconds_since(release.at, situation.now))
-    seconds_since_last_revoke = max(min(release_ages, default=0.0), 0.0)
-    age = record.seconds_since(situation.document.issued_at, situation.now)
+    awaited = [situation.document.releasing[decision.queue] for decision in decisions if decision.awaits_release]
+    seconds_since_last_revoke = min((situation.seconds_since(release.at) for release in awaited), default=0.0)
+    age = situation.seconds_since(situation.document.issued_at)
     release_limit = situation.policy.handover.drain_timeout + RELEASE_MARGIN_SECONDS
     budget_left = budget.budget_left(situation)
     return gates.GateFacts(
         moves=moves,
         paused=situation.policy.paused,
         is_policy_valid=situation.snapshot.policy is not None,
-        missing_metadata=tuple(situation.missing_metadata),
+        missing_metadata=tuple(situation.subscribed.missing_metadata),
         debounce=situation.policy.triggers.debounce,
         # A negative age is from a clock ahead of ours: debounce must not wait until our clock reaches that time.
         seconds_since_write=age if age >= 0 else float("inf"),
         members_in_transition=tuple(situation.in_transition),
         transition_seconds_left=min(situation.in_transition.values(), default=0.0),
-        queues_releasing=len(release_ages),
-        release_seconds_left=release_limit - seconds_since_last_revoke,
+        queues_releasing=len(awaited),
+        release_seconds_left=release_limit - max(seconds_since_last_revoke, 0.0),
         moves_left=budget_left.moves,
         budget_refill_seconds=budget_left.refill_seconds,
     )
 
 
 def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
-    """Sort moves by how few queues the next owner has: a budget may allow only the first ones."""
+    """Sort moves by how few queues the next owner has: a budget may allow only the first ones.
+
+    Moves to equally loaded owners stay in the order of their queues.
+    """
     if not voluntary:
         return []
     counts = Counter(holder.name for holder in situation.owners.values())
-
-    def load_then_queue(decision: Decision) -> tuple[int, Queue]:
-        return counts[decision.next_owner.name] if decision.next_owner else 0, decision.queue
-
-    return sorted(voluntary, key=load_then_queue)
+    return sorted(voluntary, key=lambda decision: counts[decision.next_owner.name] if decision.next_owner else 0)
 
 
 def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
@@ -367,5 +356,6 @@ def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Que
         uids[holder.name] = holder.uid
     shares = {}
     for name, share in queues.items():
-        shares[name] = Share(uids[name], tuple(sorted(share)), situation.incarnation_of(name, uids[name]))
+        holder = Holder(name, uids[name])
+        shares[name] = Share(holder.uid, tuple(sorted(share)), situation.incarnation_of(holder))
     return shares

@@ -6,7 +6,7 @@ the reports, and its `barrier` is its own number. A silent pod may consume queue
 without an owner are granted only when every pod is past the barrier, has ended, or is lost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rota.documents import Assignment, Share
 from rota.handover import Proof
@@ -33,7 +33,7 @@ def find_damage(snapshot: Snapshot) -> str:
     if snapshot.damage:
         return snapshot.damage
     if document is None:
-        is_missing = highest_seen or any(_may_consume(pod, snapshot) for pod in snapshot.pods)
+        is_missing = highest_seen or any(map(_may_obey_lost_document, snapshot.running_pods))
         return "The assignment is missing although the group has pods" if is_missing else ""
     if document.group != snapshot.group:
         return f"The assignment belongs to group {document.group}"
@@ -44,9 +44,11 @@ def find_damage(snapshot: Snapshot) -> str:
 
 def highest_generation(snapshot: Snapshot) -> int:
     """Return the highest generation in the status, reports and pokes."""
-    pods = [pod for pod in snapshot.pods if not pod.ended]
-    generations = [pod.generation for pod in pods] + [pod.poke.generation for pod in pods]
-    return max(plausible_generation(number) for number in [snapshot.status.get("generation"), *generations, 0])
+    highest = plausible_generation(snapshot.status.get("generation"))
+    for pod in snapshot.pods:
+        if not pod.ended:
+            highest = max(highest, *map(plausible_generation, (pod.generation, pod.poke.generation)))
+    return highest
 
 
 def plausible_generation(generation: object) -> int:
@@ -64,9 +66,10 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     shares: dict[str, Share] = {}
     claimed: set[Queue] = set()
     # If two pods hold a queue, the pod with the later generation keeps it.
+    ended = snapshot.ended_uids
     for pod in sorted(snapshot.pods, key=lambda pod: (-pod.generation, pod.name)):
-        if not pod.ended and pod.uid not in snapshot.deleted_uids:
-            held = (pod.decoded_report.held_queues if pod.decoded_report else frozenset()) - claimed
+        if pod.uid not in ended:
+            held = pod.held_queues - claimed
             claimed |= held
             shares[pod.name] = Share(pod.uid, tuple(sorted(held)), pod.incarnation if since else 0)
     return Assignment(
@@ -91,19 +94,21 @@ def _spent_moves_unknown(policy: PolicySpec | None) -> int:
 
 def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:
     """Return since when each topic is consumed: as in an older assignment of the group, otherwise since now."""
-    subscriptions = snapshot.spec.subscriptions if snapshot.spec else ()
     previous = snapshot.document
     starts = previous.begun if previous and previous.group == snapshot.group else {}
-    return {topic: starts.get(topic, format_time(now)) for topic in sorted({entry.topic for entry in subscriptions})}
+    return {topic: starts.get(topic, format_time(now)) for topic in sorted(snapshot.subscribed_topics)}
 
 
 def barrier_proof(document: Assignment, pods: Sequence[PodSnapshot], rules: Handover, now: float) -> Proof:
     """Return the proof, if any, that no pod consumes a queue without an owner on record."""
     since = seconds_since(document.issued_at, now)
-    behind = [pod for pod in pods if pod.started and not pod.ended and pod.generation < document.barrier]
-    if not behind:
-        return Proof.RELEASED
-    return Proof.LOST if all(pod.evidence.is_lost(rules, since) for pod in behind) else Proof.NONE
+    proof = Proof.RELEASED
+    for pod in pods:
+        if pod.is_running and pod.generation < document.barrier:
+            if not pod.evidence.is_lost(rules, since):
+                return Proof.NONE
+            proof = Proof.LOST
+    return proof
 
 
 def owners_of(document: Assignment) -> dict[Queue, Holder]:
@@ -119,23 +124,13 @@ def holders_of(document: Assignment) -> dict[Queue, Holder]:
     return {queue: release.holder for queue, release in document.releasing.items()} | owners_of(document)
 
 
-def member_entries(document: Assignment, snapshot: Snapshot, counted: Sequence[str]) -> dict[str, str]:
+def member_entries(document: Assignment, snapshot: Snapshot, counted: Iterable[Holder]) -> dict[str, str]:
     """Return name and uid of all members with an entry: counted members, and former ones until they have ended."""
-    pods: Mapping[str, PodSnapshot] = {pod.name: pod for pod in snapshot.pods}
-    remaining = {
-        name: share.uid
-        for name, share in document.members.items()
-        if share.uid not in snapshot.deleted_uids
-        and not (name in pods and pods[name].ended and pods[name].uid == share.uid)
-    }
-    return remaining | {name: pods[name].uid for name in counted}
+    ended = snapshot.ended_uids
+    remaining = {name: share.uid for name, share in document.members.items() if share.uid not in ended}
+    return remaining | dict(counted)
 
 
-def _may_consume(pod: PodSnapshot, snapshot: Snapshot) -> bool:
-    """Whether a pod may obey a lost document: it runs, and has not reported that it obeys none."""
-    return (
-        pod.started
-        and not pod.ended
-        and pod.uid not in snapshot.deleted_uids
-        and not (pod.decoded_report and not pod.generation)
-    )
+def _may_obey_lost_document(pod: PodSnapshot) -> bool:
+    """Whether a running pod may obey a document that was lost: it has not reported that it obeys none."""
+    return pod.report is None or pod.generation > 0

@@ -1,7 +1,7 @@
 """Input and output of the planner: the snapshot of a group, and the plan for it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -55,9 +55,7 @@ class PodSnapshot:
     ended: bool = False  # Succeeded or Failed
     stopped_for: float | None = None  # seconds since the sidecar process that reported last was found to have ended
     restarts: int = 0  # of its sidecar within the last ten minutes
-    serving_for: float = (
-        math.inf
-    )  # seconds since the present process has both reported and been Ready; default: for ever
+    serving_for: float = math.inf  # seconds since the present process has both reported and been Ready
     obstacle: str = ""  # why its containers do not run, as Kubernetes reports it
     room: str | None = None
     client_id: str = ""
@@ -75,19 +73,38 @@ class PodSnapshot:
         return Holder(self.name, self.uid)
 
     @property
+    def is_running(self) -> bool:
+        """Whether its sidecar has run, and the pod has not ended."""
+        return self.started and not self.ended
+
+    @property
     def report(self) -> Report | None:
         """Its last report."""
         return self.decoded_report.report if self.decoded_report else None
+
+    @property
+    def drains_for_good(self) -> bool:
+        """Whether the member reports that it drains for good, since its pod ends."""
+        return self.report is not None and self.report.final
 
     @property
     def incarnation(self) -> int:
         """The number of the sidecar process that reported last; 0: none, or a sidecar of an earlier version."""
         return self.decoded_report.incarnation_number if self.decoded_report else 0
 
+    def is_successor_of(self, incarnation: int) -> bool:
+        """Whether a later process than this one reported last; 0 names no process."""
+        return 0 < incarnation < self.incarnation
+
     @property
-    def settings(self) -> str:
-        """The digest of the settings that the member reports as in force; empty if it reports none."""
-        return self.decoded_report.report.settings if self.decoded_report else ""
+    def held_queues(self) -> AbstractSet[Queue]:
+        """The queues that the member reports to consume."""
+        return self.decoded_report.held_queues if self.decoded_report else frozenset()
+
+    @property
+    def active_queues(self) -> AbstractSet[Queue]:
+        """The queues that the member may still deliver from or commit for, by its last report."""
+        return self.decoded_report.active_queues if self.decoded_report else frozenset()
 
     @property
     def reachable_brokers(self) -> frozenset[str]:
@@ -108,10 +125,20 @@ class PodSnapshot:
             terminating=self.terminating,
             ready=self.ready,
             report=self.report,
-            active_queues=self.decoded_report.active_queues if self.decoded_report else frozenset(),
+            active_queues=self.active_queues,
             unreachable_for=self.unreachable_for if self.started else 0.0,  # not polled before it has started
             terminating_for=self.terminating_for,
         )
+
+
+def names_of(pods: Iterable[PodSnapshot]) -> frozenset[str]:
+    """Return the names of these pods."""
+    return frozenset(pod.name for pod in pods)
+
+
+def brokers_reached_by(pods: Iterable[PodSnapshot]) -> frozenset[str]:
+    """Return the brokers that at least one of these pods reports as reachable."""
+    return frozenset().union(*(pod.reachable_brokers for pod in pods))
 
 
 class QueueView(NamedTuple):
@@ -149,9 +176,49 @@ class Snapshot:
     max_schema: int = ASSIGNMENT_SCHEMA  # the highest document schema that may be written
 
     @property
+    def pods_by_name(self) -> dict[str, PodSnapshot]:
+        """The pods by name."""
+        return {pod.name: pod for pod in self.pods}
+
+    @property
+    def running_pods(self) -> list[PodSnapshot]:
+        """The pods whose sidecar has run, and that are not known to have ended."""
+        return [pod for pod in self.pods if pod.is_running and pod.uid not in self.deleted_uids]
+
+    @property
+    def ended_uids(self) -> frozenset[str]:
+        """The uids of all pods that are known to have ended."""
+        return self.deleted_uids.union(pod.uid for pod in self.pods if pod.ended)
+
+    @property
+    def problem_reasons(self) -> frozenset[Reason]:
+        """The reasons of the problems that were found while reading the state."""
+        return frozenset(finding.reason for finding in self.problems)
+
+    @property
+    def published_conditions(self) -> dict[str, Mapping[str, Any]]:
+        """The conditions in the status, by type."""
+        return {condition["type"]: condition for condition in self.status.get("conditions") or ()}
+
+    @property
+    def last_rebalance(self) -> Mapping[str, Any] | None:
+        """The last rebalance in the status; it has `seconds` once it is over."""
+        return self.status.get("lastRebalance")
+
+    @property
+    def subscribed_topics(self) -> list[str]:
+        """The topics of the subscriptions, also other groups' retry topics; none if the spec is invalid."""
+        return [subscription.topic for subscription in self.spec.subscriptions] if self.spec else []
+
+    @property
+    def routed_queues(self) -> set[Queue]:
+        """The queues of all topics for which brokers responded."""
+        return set().union(*(view.queues for view in self.views.values() if view))
+
+    @property
     def is_duplicate(self) -> bool:
         """Whether another ConsumerGroup has the same consumer group, so that this one may own no queue."""
-        return any(finding.reason is Reason.DUPLICATE_CONSUMER_GROUP for finding in self.problems)
+        return Reason.DUPLICATE_CONSUMER_GROUP in self.problem_reasons
 
     @property
     def must_release_all(self) -> bool:

@@ -64,12 +64,9 @@ def resolve_options(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) 
         case "ByMachineRoom" if configured.by_machine_room:
             chosen = {"rooms": configured.by_machine_room.rooms}
         case "MachineRoomNearby" if configured.machine_room_nearby:
-            rooms = _rooms_by_broker(configured.machine_room_nearby.brokers)
-            chosen = {
-                "inner": configured.machine_room_nearby.inner,
-                "queueRooms": rooms,
-                "memberRooms": inputs.rooms_by_member,
-            }
+            nearby = configured.machine_room_nearby
+            rooms = _rooms_by_broker(nearby.brokers)
+            chosen = {"inner": nearby.inner, "queueRooms": rooms, "memberRooms": inputs.rooms_by_member}
         case "ConsistentHash" if configured.consistent_hash:
             chosen = {"virtualNodes": configured.consistent_hash.virtual_nodes}
         case "Balanced":

@@ -432,7 +432,8 @@ def test_assignment_barrier_frees_unowned_queues_once_no_member_may_consume_them
 def test_assignment_entry_stays_until_its_pod_has_ended() -> None:
     document = a_document(members={"m1": (), "m2": (), "m3": (), "m4": ()})
     pods = (a_pod("m1"), a_pod("m2", ended=True), a_pod("m3", uid="new", ended=True), a_pod("m5"), a_pod("m6"))
-    entries = record.member_entries(document, settled(pods=pods, deleted_uids=frozenset({"uid-m4"})), ["m1", "m5"])
+    counted = [Holder("m1", "uid-m1"), Holder("m5", "uid-m5")]
+    entries = record.member_entries(document, settled(pods=pods, deleted_uids=frozenset({"uid-m4"})), counted)
     assert entries == {"m1": "uid-m1", "m3": "uid-m3", "m5": "uid-m5"}
 
 

@@ -1,27 +1,18 @@
 """Tests details of a draft: which queues need a decision, and what the next document records about them."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec, a_view, obeying
+from builders import LONG, NOW, a_document, a_pod, a_policy, a_report, a_situation, a_snapshot, a_spec, a_view, obeying
 from rota.documents import Assignment, Share
 from rota.handover import Act, Proof
 from rota.model import Queue, Reason
 from rota.planner import PodSnapshot, StrategyInputs, plan
-from rota.planner.members.member_states import MemberState
 from rota.planner.moves import decide, strategy_inputs_of, unmanaged_queues
-from rota.planner.situation import Situation
 from rota.timestamps import format_time
 
 Q = [Queue("orders", "a", number) for number in range(7)]
-
-
-def situation_of(*pods: PodSnapshot, document: Assignment, **changed: Any) -> Situation:
-    """Return a situation in which every pod counts as a member."""
-    snapshot = a_snapshot(pods=pods, document=document, **changed)
-    return Situation(snapshot, {pod.name: MemberState.READY for pod in pods}, document, NOW)
 
 
 def owned(document: Assignment | None) -> dict[str, list[int]]:
@@ -86,13 +77,13 @@ def test_unmanaged_consumer_with_the_id_of_a_member_leaves_queues_with_their_own
 
 def test_unmanaged_consumer_has_no_share_of_a_group_without_queues() -> None:
     document = a_document(members={"m1": ()})
-    situation = situation_of(*obeying(document), document=document, views={}, unmanaged_consumers=("10.0.0.1@m3",))
+    situation = a_situation(*obeying(document), document=document, views={}, unmanaged_consumers=("10.0.0.1@m3",))
     assert unmanaged_queues(situation) == frozenset()
 
 
 def test_strategy_is_given_rooms_only_of_members_in_a_known_room() -> None:
     pods = (a_pod("m1", room="east"), a_pod("m2"), a_pod("m3", room=""))
-    situation = situation_of(*pods, document=a_document(), member_weights={"m1": 2.0}, queue_weights=None)
+    situation = a_situation(*pods, document=a_document(), member_weights={"m1": 2.0}, queue_weights=None)
     assert strategy_inputs_of(situation) == StrategyInputs({"m1": "east"}, None, {"m1": 2.0})
 
 
@@ -104,11 +95,11 @@ def test_restart_needs_a_decision_on_queues_that_the_next_process_has_not_inheri
         return a_pod(name, a_report(name, 5, held, reads=2, incarnation=str(incarnation)))
 
     other_pod = process("m2", 1, *Q[3:6])
-    ended = decide(situation_of(process("m1", 2), other_pod, document=document))
+    ended = decide(a_situation(process("m1", 2), other_pod, document=document))
     assert [(decision.queue, decision.act, decision.proof) for decision in ended.decisions] == [
         (queue, Act.GRANT, Proof.ENDED) for queue in Q[:3]
     ]
-    inherited = decide(situation_of(process("m1", 2, *Q[:3]), other_pod, document=document))
+    inherited = decide(a_situation(process("m1", 2, *Q[:3]), other_pod, document=document))
     assert inherited.decisions == []
 
 

@@ -13,7 +13,7 @@ Q = [Queue("orders", "a", number) for number in range(6)]
 def test_restart_facts_of_a_pod_that_is_seen_for_the_first_time_are_empty() -> None:
     pod = PodSnapshot(name="m1", uid="uid-m1")
     assert (pod.restarts, pod.rejected_for, pod.obstacle, pod.stopped_for) == (0, 0.0, "", None)
-    assert (pod.report, pod.incarnation, pod.generation, pod.settings) == (None, 0, 0, "")
+    assert (pod.report, pod.incarnation, pod.generation) == (None, 0, 0)
     assert pod.evidence == HolderEvidence(ready=False)
     assert a_snapshot().settings_age == 0.0
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from rota.documents import Assignment, Share
 from rota.handover import HolderEvidence
-from rota.model import Holder, Queue
-from rota.planner.snapshot import PodSnapshot, Snapshot
+from rota.model import Queue
+from rota.planner.snapshot import PodSnapshot, Snapshot, names_of
 
 MAX_REPORT_AGE_SECONDS = 20.0  # an older report proves nothing: the process may inherit queues after RESUME_SECONDS
 INCARNATIONS_SCHEMA = 2  # the document schema in which shares name incarnations
@@ -24,45 +24,42 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
 
     Shares begin to name them when every member has reported and can read them, and stop if a member cannot.
     """
-    pods = [pod for pod in snapshot.pods if pod.started and not pod.ended and pod.uid not in snapshot.deleted_uids]
-    reporting = [pod for pod in pods if pod.report]
-    readers = [pod for pod in reporting if pod.report and pod.report.reads >= INCARNATIONS_SCHEMA]
-    if snapshot.max_schema < INCARNATIONS_SCHEMA or len(readers) < len(reporting):
+    pods = snapshot.running_pods
+    if snapshot.max_schema < INCARNATIONS_SCHEMA or not all(map(_may_read_incarnations, pods)):
         return 0
     if document.incarnations_since:
         return document.incarnations_since
-    identified = {pod.holder for pod in readers if pod.incarnation}
-    holders = {Holder(name, share.uid) for name, share in document.members.items() if share.queues}
-    holders |= {release.holder for release in document.releasing.values()}
-    ended = snapshot.deleted_uids | {pod.uid for pod in snapshot.pods if pod.ended}
-    are_pods_identified = bool(pods) and len(identified) == len(pods)
-    are_holders_identified = all(holder in identified or holder.uid in ended for holder in holders)
-    return document.generation + 1 if are_pods_identified and are_holders_identified else 0
+    identified = {pod.holder for pod in pods if pod.incarnation}
+    uids_of_others = {holder.uid for holder in document.queue_holders - identified}
+    are_holders_identified = uids_of_others <= snapshot.ended_uids
+    return document.generation + 1 if pods and len(identified) == len(pods) and are_holders_identified else 0
+
+
+def _may_read_incarnations(pod: PodSnapshot) -> bool:
+    """Whether the member has not reported to be of a version that cannot read incarnations."""
+    return pod.report is None or pod.report.reads >= INCARNATIONS_SCHEMA
 
 
 def has_inherited(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the process has inherited queues of an earlier one."""
-    return pod.decoded_report is not None and any(
-        queue in pod.decoded_report.active_queues for queue in _queues_of_earlier_processes(document, pod)
-    )
+    return not pod.active_queues.isdisjoint(_queues_of_earlier_processes(document, pod))
 
 
-def _may_resume(pod: PodSnapshot) -> bool:
-    """Whether the process drains for a while, such as for changed settings: then it may resume inherited queues."""
-    return pod.report is not None and pod.report.state != "serving" and not pod.report.final
+def has_inherited_share(document: Assignment, pod: PodSnapshot) -> bool:
+    """Whether the process has inherited the queues that the document gives to an earlier one."""
+    return has_restarted(document, pod) and has_inherited(document, pod)
 
 
 def _share_of(document: Assignment, pod: PodSnapshot) -> Share:
-    """Return the pod's share in the document; an empty one if it has none, or a namesake has it."""
-    share = document.members.get(pod.name)
-    return share if share is not None and share.uid == pod.uid else Share(pod.uid)
+    """Return the pod's share in the document; an empty one if it has none."""
+    return document.share_of(pod.holder) or Share(pod.uid)
 
 
 def _queues_of_earlier_processes(document: Assignment, pod: PodSnapshot) -> Collection[Queue]:
     share = _share_of(document, pod)
-    released = document.releases_by_holder.get(pod.holder, ()) if pod.incarnation > 1 else ()
-    queues = [queue for queue in released if 0 < document.releasing[queue].incarnation < pod.incarnation]
-    return [*share.queues, *queues] if 0 < share.incarnation < pod.incarnation else queues
+    released = document.releases_by_holder.get(pod.holder, ())
+    queues = [queue for queue in released if pod.is_successor_of(document.releasing[queue].incarnation)]
+    return [*share.queues, *queues] if pod.is_successor_of(share.incarnation) else queues
 
 
 def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
@@ -78,7 +75,8 @@ def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> Hol
     if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
         has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_REPORT_AGE_SECONDS
         return replace(pod.evidence, ended=pod.ended or (has_obeyed and is_fresh and has_just_stopped))
-    if pod.incarnation > incarnation and (has_inherited(document, pod) or _may_resume(pod)):
+    may_resume = pod.report is not None and pod.report.may_resume  # then it may consume inherited queues again
+    if pod.incarnation > incarnation and (has_inherited(document, pod) or may_resume):
         return pod.evidence
     if pod.incarnation > incarnation and has_obeyed and is_fresh:  # a later process reports
         return replace(pod.evidence, ended=True)
@@ -88,29 +86,28 @@ def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> Hol
 
 def lacks_incarnation(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the process could not store its number: then no document can give queues to it alone."""
-    is_numbered = pod.report is None or pod.report.reads < INCARNATIONS_SCHEMA or bool(pod.incarnation)
-    return bool(document.incarnations_since) and not is_numbered
+    if not document.incarnations_since or pod.report is None:
+        return False
+    return pod.report.reads >= INCARNATIONS_SCHEMA and not pod.incarnation
 
 
 def awaits_earlier_process(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the document gives queues to an earlier process of the pod, and its end is not proved yet."""
-    if not has_restarted(document, pod):
+    if not has_restarted(document, pod) or has_inherited(document, pod):
         return False
-    return not (
-        has_inherited(document, pod) or evidence_of(document, pod, document.members[pod.name].incarnation).ended
-    )
+    return not evidence_of(document, pod, document.members[pod.name].incarnation).ended
 
 
 def has_restarted(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the document gives queues to an earlier process than the one that reported last."""
     share = _share_of(document, pod)
-    return bool(share.queues) and 0 < share.incarnation < pod.incarnation
+    return bool(share.queues) and pod.is_successor_of(share.incarnation)
 
 
 def assigned_queues(document: Assignment, pod: PodSnapshot) -> Collection[Queue]:
     """Return the queues that the pod's process consumes once it obeys the document."""
-    share = document.members.get(pod.name)
-    if share is None or share.uid != pod.uid:
+    share = document.share_of(pod.holder)
+    if share is None:
         return ()
     if document.everyone is not None:
         return document.everyone
@@ -125,7 +122,7 @@ def stopped_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collec
     """
     if not document.incarnations_since:
         return ()
-    names = {pod.name for pod in pods if pod.stopped_for is not None}
+    names = names_of(pod for pod in pods if pod.stopped_for is not None)
     return names if 2 * len(names) <= len(pods) else ()
 
 
@@ -136,7 +133,11 @@ def pausing_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collec
     """
     if not document.incarnations_since:
         return ()
-    return {pod.name for pod in pods if pod.stopped_for is None and pod.serving_for < _restart_pause(pod, document)}
+    return names_of(pod for pod in pods if _is_pausing(pod, document))
+
+
+def _is_pausing(pod: PodSnapshot, document: Assignment) -> bool:
+    return pod.stopped_for is None and pod.serving_for < _restart_pause(pod, document)
 
 
 def _restart_pause(pod: PodSnapshot, document: Assignment) -> float:
@@ -149,7 +150,6 @@ def _restart_pause(pod: PodSnapshot, document: Assignment) -> float:
 
 def pause_seconds_left(pod: PodSnapshot, document: Assignment) -> float:
     """Return the seconds until a member that restarted may have queues again; 0 also if that is not known."""
-    is_ready = pod.ready and pod.stopped_for is None
-    return (
-        max(_restart_pause(pod, document) - pod.serving_for, 0.0) if document.incarnations_since and is_ready else 0.0
-    )
+    if not document.incarnations_since or not pod.ready or pod.stopped_for is not None:
+        return 0.0
+    return max(_restart_pause(pod, document) - pod.serving_for, 0.0)

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from rota.documents import Assignment
 from rota.planner.members import incarnations
-from rota.planner.snapshot import PodSnapshot
+from rota.planner.snapshot import PodSnapshot, brokers_reached_by
 from rota.spec import PolicySpec
 
 JOINING_PATIENCE_SECONDS = 20.0  # how long a rebalance waits for a new pod to become ready
@@ -40,12 +40,11 @@ def classify_members(
     is_orderly: bool = False,
 ) -> dict[str, MemberState]:
     """Return the state of each pod, by name."""
-    states = {
-        pod.name: MemberState.JOINING
-        if awaits_namesake(document, pod, deleted) or incarnations.lacks_incarnation(document, pod)
-        else _member_state(pod, deleted, policy, has_queues=owns_queues(document, pod))
-        for pod in pods
-    }
+    states: dict[str, MemberState] = {}
+    for pod in pods:
+        cannot_own_queues = awaits_namesake(document, pod, deleted) or incarnations.lacks_incarnation(document, pod)
+        state = _member_state(pod, deleted, policy, has_queues=owns_queues(document, pod))
+        states[pod.name] = MemberState.JOINING if cannot_own_queues else state
     for name in _cut_off_members(pods, states, policy, document):
         states[name] = MemberState.CUT_OFF
     # In Orderly groups, brokers keep locks for the pod: its next process gets the queues sooner than another member.
@@ -59,22 +58,26 @@ def _restarting(pods: Sequence[PodSnapshot], document: Assignment) -> Collection
     If that were all members, the pause after a restart is waived; if all have stopped, each keeps its queues.
     """
     stopped = set(incarnations.stopped_members(pods, document))
-    candidates = [stopped.union(incarnations.pausing_members(pods, document)), stopped]
-    return next((names for names in candidates if len(names) < len(pods)), ())
+    without_queues = stopped.union(incarnations.pausing_members(pods, document))
+    if len(without_queues) < len(pods):
+        return without_queues
+    return stopped if len(stopped) < len(pods) else ()
 
 
 def owns_queues(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the document gives queues to this pod, not to a namesake."""
-    share = document.members.get(pod.name)
-    return share is not None and share.uid == pod.uid and bool(share.queues or document.everyone)
+    share = document.share_of(pod.holder)
+    return share is not None and bool(share.queues or document.everyone)
 
 
 def awaits_namesake(document: Assignment, pod: PodSnapshot, deleted: frozenset[str]) -> bool:
     """Whether the name's only entry belongs to an earlier pod or process that is not known to have ended."""
     share = document.members.get(pod.name)
-    if share is not None and share.uid == pod.uid:
+    if share is None:
+        return False
+    if share.uid == pod.uid:
         return incarnations.awaits_earlier_process(document, pod)
-    return share is not None and share.uid not in deleted
+    return share.uid not in deleted
 
 
 def members_in_transition(
@@ -102,7 +105,7 @@ def members_in_transition(
 def _member_state(pod: PodSnapshot, deleted: frozenset[str], policy: PolicySpec, *, has_queues: bool) -> MemberState:
     if pod.ended or pod.uid in deleted:
         return MemberState.ENDED
-    if pod.terminating or (pod.report and pod.report.final):
+    if pod.terminating or pod.drains_for_good:
         return MemberState.LEAVING
     if pod.evidence.is_lost(policy.handover):
         return MemberState.LOST if has_queues else MemberState.JOINING
@@ -121,21 +124,16 @@ def _cut_off_members(
     Otherwise nothing would be gained: the other members could not consume the queues of a broker that they miss, too.
     A member without queues has no grace, nor has a member that is out: the missed broker is why it is not ready.
     """
-    witnesses = {
-        pod.name: pod.reachable_brokers
-        for pod in pods
-        if states[pod.name] is MemberState.READY and pod.reachable_brokers
-    }
-    reached = frozenset().union(*witnesses.values())
-    missed: dict[str, set[str]] = {}
+    witnesses = [pod for pod in pods if states[pod.name] is MemberState.READY]
+    reached = brokers_reached_by(witnesses)
+    missed: dict[str, frozenset[str]] = {}  # by member: the brokers that only others reach
     for pod in pods:
         state = states[pod.name]
         if state.is_counted or state is MemberState.OUT:
             grace = policy.triggers.unready_grace if state.is_counted and owns_queues(document, pod) else 0.0
-            missed[pod.name] = {
-                broker for broker, time in pod.cut_off_brokers.items() if broker in reached and time >= grace
-            }
-    cut_off = {name for name, brokers in missed.items() if brokers}
-    all_missed = set().union(*missed.values())
-    reachable = frozenset().union(*(brokers for name, brokers in witnesses.items() if name not in cut_off))
-    return cut_off if all_missed <= reachable else ()
+            overdue = [broker for broker, seconds in pod.cut_off_brokers.items() if seconds >= grace]
+            if brokers := reached.intersection(overdue):
+                missed[pod.name] = brokers
+    all_missed = frozenset().union(*missed.values())
+    reached_by_others = brokers_reached_by(pod for pod in witnesses if pod.name not in missed)
+    return missed if all_missed <= reached_by_others else ()

@@ -9,11 +9,11 @@ from rota.planner.members.member_states import MemberState
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.planner.status import conditions
-from rota.planner.status.problems import describe_unmanaged
+from rota.planner.status.problems import describe_unmanaged, join_findings
 from rota.sentences import join_names, pluralize
 
 MOVING_ACTS = (Act.REVOKE, Act.RETURN, Act.GRANT, Act.FORCE, Act.DROP)
-_REASON_OF_LEAVER: Mapping[MemberState | None, Reason] = {
+_REASON_OF_LEAVER: Mapping[MemberState, Reason] = {
     MemberState.ENDED: Reason.MEMBER_TERMINATED,
     MemberState.RESTARTING: Reason.MEMBER_RESTARTED,
     MemberState.LOST: Reason.MEMBER_LOST,
@@ -54,21 +54,16 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
 
 
 def _cause_by_leavers(situation: Situation) -> Finding | None:
-    holders = {*situation.owners.values(), *(release.holder for release in situation.document.releasing.values())}
-    reasons = {holder: _REASON_OF_LEAVER.get(_holder_state(situation, holder)) for holder in holders}
-    findings = [
-        _members_cause(reason, names)
-        for reason in _REASON_OF_LEAVER.values()
-        if (names := sorted(holder.name for holder, holder_reason in reasons.items() if holder_reason is reason))
-    ]
-    if not findings:
-        return None
-    return Finding(findings[0].reason, "; ".join(finding.message for finding in findings))
+    names: dict[MemberState | None, list[str]] = {}
+    for holder in sorted(situation.document.queue_holders):
+        names.setdefault(_holder_state(situation, holder), []).append(holder.name)
+    findings = [_members_cause(reason, names[state]) for state, reason in _REASON_OF_LEAVER.items() if state in names]
+    return join_findings(findings) if findings else None
 
 
 def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
     """Return the member state of a holder; None if the group has no such pod, and its end is not known."""
-    if situation.evidence_of(holder).ended:
+    if situation.proofs.evidence_of(holder).ended:
         return MemberState.ENDED
     pod = situation.pods.get(holder.name)
     if pod is None or pod.uid != holder.uid:
@@ -80,37 +75,39 @@ def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
 def _cause_by_unmanaged(situation: Situation) -> Finding | None:
     """Return the cause if unmanaged consumers came or went; their unassigned queues would look like new ones."""
     consumers = situation.snapshot.unmanaged_consumers
-    if consumers is None or bool(consumers) == conditions.has_condition(
-        situation.snapshot.status, Reason.UNMANAGED_CONSUMERS
-    ):
+    was_published = conditions.has_condition(situation.snapshot.status, Reason.UNMANAGED_CONSUMERS)
+    if consumers is None or bool(consumers) == was_published:
         return None
     all_left = "No unmanaged consumer is in the group any more: the policy shares all queues again"
     return Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(consumers) if consumers else all_left)
 
 
 def _cause_by_queues(situation: Situation) -> Finding | None:
-    recorded = {queue for topic in situation.recorded_queues.values() for queue in topic}
-    group_queues = set(situation.queues)
-    added = set() if situation.snapshot.unmanaged_consumers else group_queues - recorded
-    removed = recorded - group_queues
-    if added and {queue.topic for queue in added} <= {*situation.recorded_queues, situation.retry_topic}:
+    subscribed = situation.subscribed
+    recorded = {*situation.owners, *situation.document.releasing}
+    added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.queues) - recorded
+    removed = set(subscribed.unsubscribed)
+    if added and _topics_of(added) <= {*subscribed.recorded_by_topic, subscribed.retry_topic}:
         return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
-    topics = {queue.topic for queue in group_queues}
-    if removed and {queue.topic for queue in removed} <= topics:
+    topics = _topics_of(subscribed.queues)
+    if removed and _topics_of(removed) <= topics:
         return Finding(Reason.QUEUES_REMOVED, f"{pluralize(len(removed), 'queue')} removed: {_join_queues(removed)}")
     if added or removed:
         return Finding(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {join_names(sorted(topics))}")
     return None
 
 
+def _topics_of(queues: Iterable[Queue]) -> set[str]:
+    return {queue.topic for queue in queues}
+
+
 def _cause_by_joiners(situation: Situation) -> Finding | None:
-    owners = set(situation.owners.values())
-    names = [name for name in situation.counted_members if situation.pods[name].holder not in owners]
+    names = situation.idle_members(situation.document)
     return _members_cause(Reason.MEMBER_JOINED, names) if names else None
 
 
 def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
-    moving = [decision for decision in draft.decisions if decision.act in MOVING_ACTS]
+    moving = draft.with_acts(*MOVING_ACTS)
     if situation.snapshot.unmanaged_consumers and (moving or draft.strategy != situation.document.strategy):
         return Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(situation.snapshot.unmanaged_consumers))
     if draft.strategy != situation.document.strategy:
@@ -126,8 +123,8 @@ def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
 
 def _ongoing_reason(situation: Situation) -> Reason | None:
     """Return the reason of the rebalance in progress; None without one."""
-    last = situation.snapshot.status.get("lastRebalance") or {}
-    return reason_named(last.get("reason")) if "seconds" not in last else None
+    last = situation.snapshot.last_rebalance
+    return reason_named(last.get("reason")) if last and "seconds" not in last else None
 
 
 def _members_cause(reason: Reason, names: Sequence[str]) -> Finding:
@@ -136,4 +133,4 @@ def _members_cause(reason: Reason, names: Sequence[str]) -> Finding:
 
 
 def _join_queues(queues: Iterable[Queue]) -> str:
-    return join_names([str(queue) for queue in sorted(queues)])
+    return join_names(list(map(str, sorted(queues))))

@@ -10,19 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rota.model import Finding, Reason, ReasonKind, reason_named
-from rota.planner import record
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.planner.status import problems
 from rota.sentences import join_names, pluralize
-from rota.timestamps import format_time
 
 MAX_PAST_PROBLEMS = 10  # conditions of problems that are over; the oldest ones are dropped
 # A problem that only a user can fix makes the group Stalled after this time. Until then the group is Reconciling: a
 # missing object may be created a moment later, by the same commit.
 STALL_SECONDS = 60.0
 DERIVED_CONDITIONS = {"Reconciling", "Stalled"}  # they repeat what Progressing and the problems' conditions report
-# Not BudgetSpent: the moves that are left may take hours.
+# Reasons of a progress that is active. Not BudgetSpent: the moves that are left may take hours.
 _RECONCILING_REASONS = {
     Reason.HANDOVER_IN_FLIGHT,
     Reason.MEMBERS_STILL_JOINING,
@@ -51,7 +49,10 @@ class Condition(NamedTuple):
 def find_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
     """Return the condition of this type; None if the status has none with status True."""
     conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
-    return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
+    for condition in conditions:
+        if (condition["type"], condition["status"]) == (kind, "True"):
+            return condition
+    return None
 
 
 def has_condition(status: Mapping[str, Any], kind: str) -> bool:
@@ -66,31 +67,31 @@ def build_conditions(
 
     `is_complete`: every problem was looked for. Otherwise a published problem that was not found may still exist.
     """
-    prior = {condition["type"]: condition for condition in situation.snapshot.status.get("conditions") or []}
+    prior = situation.snapshot.published_conditions
     if not is_complete:
         findings = [*findings, *_unchecked_problems(prior.values(), findings)]
-    stalled = _stalled(situation, findings)
-    first_of_each = {finding.reason: finding for finding in reversed(findings)}
+    stalled = _problems_condition("Stalled", [finding for finding in findings if _is_stalling(situation, finding)])
     current = [
         _ready(situation, findings),
-        _progressing(progress),
-        _degraded(findings),
+        Condition("Progressing", progress.finding, holds=progress.is_active),
+        _problems_condition("Degraded", [finding for finding in findings if finding.is_harmful]),
         _reconciling(situation, findings, progress, stalled),
         stalled,
-        *(Condition(str(reason), finding=finding) for reason, finding in sorted(first_of_each.items())),
+        *(Condition(str(finding.reason), finding) for finding in sorted(first_of_each_reason(findings))),
     ]
     published = [_condition_body(condition, prior.get(condition.type, {}), situation) for condition in current]
     return published + _past_problems(situation, prior.values(), {condition.type for condition in current})
 
 
+def first_of_each_reason(findings: Sequence[Finding]) -> Iterable[Finding]:
+    """Return the first finding of each reason; the reasons that were found last come first."""
+    return {finding.reason: finding for finding in reversed(findings)}.values()
+
+
 def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> float:
     """Return after how many seconds a present problem makes the group Stalled; 0 if none does, or it already is."""
-    waits = [
-        STALL_SECONDS - _seconds_published(situation, finding)
-        for finding in findings
-        if _is_reconciling_at_first(finding)
-    ]
-    return min((seconds for seconds in waits if seconds > 0), default=0.0)
+    published = [_seconds_published(situation, finding) for finding in findings if _is_reconciling_at_first(finding)]
+    return min((STALL_SECONDS - seconds for seconds in published if seconds < STALL_SECONDS), default=0.0)
 
 
 def compute_progress(
@@ -105,7 +106,7 @@ def compute_progress(
     if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
         frozen = draft.hold.reason in {Reason.PAUSED, Reason.BROKER_METADATA_UNAVAILABLE, Reason.INVALID_POLICY}
         frozen |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
-        missing = any(finding.reason is Reason.MISSING_POLICY for finding in situation.snapshot.problems)
+        missing = Reason.MISSING_POLICY in situation.snapshot.problem_reasons
         reason = Reason.MISSING_POLICY if missing and frozen else draft.hold.reason
         return GroupProgress(Finding(reason, draft.hold.message), is_active=not frozen)
     if outdated_members:
@@ -147,7 +148,7 @@ def _why_not_ready(situation: Situation, findings: Sequence[Finding]) -> Finding
     stopped = next((finding for finding in findings if ReasonKind.NOT_READY in finding.reason.kinds), None)
     if stopped or situation.queues:
         return stopped
-    return next((finding for finding in findings if ReasonKind.HARMLESS not in finding.reason.kinds), _NO_QUEUES_KNOWN)
+    return next((finding for finding in findings if finding.is_harmful), _NO_QUEUES_KNOWN)
 
 
 def _is_starting(situation: Situation) -> bool:
@@ -160,13 +161,9 @@ def _first_member_awaited(situation: Situation) -> Finding:
     return Finding(Reason.MEMBERS_STILL_JOINING, f"{message}: {obstacles}" if obstacles else message)
 
 
-def _progressing(progress: GroupProgress) -> Condition:
-    return Condition("Progressing", progress.finding, holds=progress.is_active)
-
-
-def _degraded(findings: Sequence[Finding]) -> Condition:
-    harmful = [finding for finding in findings if ReasonKind.HARMLESS not in finding.reason.kinds]
-    return Condition("Degraded", _summary(harmful), holds=bool(harmful))
+def _problems_condition(kind: str, findings: Sequence[Finding]) -> Condition:
+    """Return a condition that holds while there are such problems."""
+    return Condition(kind, problems.join_findings(findings) if findings else _NO_PROBLEM, holds=bool(findings))
 
 
 def _reconciling(
@@ -174,7 +171,7 @@ def _reconciling(
 ) -> Condition:
     if stalled.holds:  # the two exclude each other
         return Condition("Reconciling", Finding(Reason.SETTLED, "The group is stalled"), holds=False)
-    if progress.is_active and progress.finding.reason in _RECONCILING_REASONS:
+    if progress.finding.reason in _RECONCILING_REASONS:
         return Condition("Reconciling", progress.finding)
     if _is_rolling_out(situation):
         return Condition("Reconciling", Finding(Reason.ROLLING_OUT, "The group's Deployment is being rolled out"))
@@ -201,32 +198,23 @@ def _is_reconciling_at_first(problem: Finding) -> bool:
     return ReasonKind.STALLS in problem.reason.kinds or problem.reason is Reason.BROKER_METADATA_UNAVAILABLE
 
 
-def _stalled(situation: Situation, findings: Sequence[Finding]) -> Condition:
-    stalling = [finding for finding in findings if ReasonKind.STALLS in finding.reason.kinds]
-    lasting = [finding for finding in stalling if _seconds_published(situation, finding) >= STALL_SECONDS]
-    return Condition("Stalled", _summary(lasting), holds=bool(lasting))
-
-
-def _summary(findings: Sequence[Finding]) -> Finding:
-    """Return the first reason with the messages of all."""
-    if not findings:
-        return _NO_PROBLEM
-    return Finding(findings[0].reason, "; ".join(finding.message for finding in findings))
+def _is_stalling(situation: Situation, problem: Finding) -> bool:
+    return ReasonKind.STALLS in problem.reason.kinds and _seconds_published(situation, problem) >= STALL_SECONDS
 
 
 def _seconds_published(situation: Situation, finding: Finding) -> float:
     """Return how long the status has named a problem."""
     condition = find_condition(situation.snapshot.status, finding.reason)
-    return max(0.0, record.seconds_since(condition["lastTransitionTime"], situation.now)) if condition else 0.0
+    return max(0.0, situation.seconds_since(condition["lastTransitionTime"])) if condition else 0.0
 
 
 def _unchecked_problems(prior: Iterable[Mapping[str, Any]], findings: Sequence[Finding]) -> list[Finding]:
     """Return the published problems that a plan did not look for, which therefore are not over."""
-    current = {str(finding.reason) for finding in findings}
+    current = {finding.reason for finding in findings}
     unchecked = []
     for condition in prior:
         reason = reason_named(condition["type"])
-        if reason and condition["status"] == "True" and condition["type"] not in current:
+        if reason and condition["status"] == "True" and reason not in current:
             unchecked.append(Finding(reason, condition["message"]))
     return unchecked
 
@@ -255,6 +243,6 @@ def _condition_body(condition: Condition, prior: Mapping[str, Any], situation: S
         "status": status,
         "reason": str(condition.finding.reason),
         "message": condition.finding.message,
-        "lastTransitionTime": since or format_time(situation.now),
+        "lastTransitionTime": since or situation.formatted_now,
         "observedGeneration": situation.snapshot.observed_generation,
     }

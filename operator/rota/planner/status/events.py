@@ -1,10 +1,10 @@
 """The Kubernetes Events of a group: only for changes that the previous status does not show."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rota.handover import Act
-from rota.model import Finding, Reason, ReasonKind
+from rota.model import Finding, Reason
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.planner.snapshot import Event
@@ -23,7 +23,7 @@ def build_events(
 
 def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> list[Event]:
     last = status.get("lastRebalance")
-    previous = situation.snapshot.status.get("lastRebalance")
+    previous = situation.snapshot.last_rebalance
     events = []
     if draft.with_acts(*causes.MOVING_ACTS) and last and (not previous or last["at"] != previous["at"]):
         cause = causes.rebalance_cause(situation, draft)
@@ -41,15 +41,12 @@ def _forced_events(draft: Draft) -> list[Event]:
     forced = draft.with_acts(Act.FORCE)
     if not forced:
         return []
-    names = join_names(sorted({decision.holder.name for decision in forced if decision.holder}) or ["a member"])
-    message = f"{pluralize(len(forced), 'queue')} taken from {names}, which did not respond"
+    names = sorted({decision.holder.name for decision in forced if decision.holder}) or ["a member"]
+    message = f"{pluralize(len(forced), 'queue')} taken from {join_names(names)}, which did not respond"
     return [Event(Reason.QUEUES_FORCED, message, warning=True)]
 
 
-def _problem_events(situation: Situation, findings: Sequence[Finding]) -> list[Event]:
-    first_of_each = {finding.reason: finding for finding in reversed(findings)}
-    return [
-        Event(*finding, warning=ReasonKind.HARMLESS not in finding.reason.kinds)
-        for finding in first_of_each.values()
-        if not conditions.has_condition(situation.snapshot.status, finding.reason)
-    ]
+def _problem_events(situation: Situation, findings: Sequence[Finding]) -> Iterator[Event]:
+    for finding in conditions.first_of_each_reason(findings):
+        if not conditions.has_condition(situation.snapshot.status, finding.reason):
+            yield Event(*finding, warning=finding.is_harmful)

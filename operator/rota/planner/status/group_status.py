@@ -9,7 +9,6 @@ from rota.planner import record
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
 from rota.planner.status import causes
-from rota.timestamps import format_time
 
 
 def build_status(
@@ -45,32 +44,18 @@ def build_status(
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def count_idle_members(situation: Situation, document: Assignment) -> int:
-    """Return how many members own no queue; in Broadcasting groups none."""
-    if document.everyone is not None:
-        return 0
-    owners_by_queue = situation.owners if document is situation.document else record.owners_of(document)
-    owners = set(owners_by_queue.values())
-    return sum(situation.pods[name].holder not in owners for name in situation.counted_members)
-
-
-def count_in_transition(assignment: Assignment, waiting_members: int) -> int:
-    """Return the number of queues in transition plus members that have not obeyed: Progressing names the sum."""
-    return sum(release.to is not None for release in assignment.releasing.values()) + waiting_members
-
-
-def _last_rebalance(situation: Situation, draft: Draft, *, is_settled: bool) -> dict[str, Any] | None:
+def _last_rebalance(situation: Situation, draft: Draft, *, is_settled: bool) -> Mapping[str, Any] | None:
     """Return the last rebalance: it starts with a document; once all members obey, it is over and has `seconds`."""
-    last: dict[str, Any] | None = situation.snapshot.status.get("lastRebalance")
+    last = situation.snapshot.last_rebalance
     moved = len(draft.with_acts(Act.GRANT, Act.FORCE))
     if draft.with_acts(*causes.MOVING_ACTS):
         if last and "seconds" not in last:
             return {**last, "moved": last["moved"] + moved}
         return {
             "reason": str(causes.rebalance_cause(situation, draft).reason),
-            "at": format_time(situation.now),
+            "at": situation.formatted_now,
             "moved": moved,
         }
     if last and "seconds" not in last and is_settled:
-        return {**last, "seconds": round(max(record.seconds_since(last["at"], situation.now), 0.0), 3)}
+        return {**last, "seconds": round(max(situation.seconds_since(last["at"]), 0.0), 3)}
     return last

@@ -1,7 +1,7 @@
 """Journal records of a plan: members, decisions and conditions."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -22,13 +22,11 @@ from rota.timestamps import format_time
 def document_records(situation: Situation, draft: Draft, document: Assignment) -> list[dict[str, object]]:
     """Return the journal records about a document that is written now."""
     group = situation.snapshot.group
-    at = format_time(situation.now)
+    at = situation.formatted_now
     generation = document.generation
     cause = causes.rebalance_cause(situation, draft)
-    members = {
-        pod.name: {"uid": pod.uid, "standing": str(situation.member_states[pod.name])}
-        for pod in situation.snapshot.pods
-    }
+    states = situation.member_states
+    members = {pod.name: {"uid": pod.uid, "standing": str(states[pod.name])} for pod in situation.snapshot.pods}
     return [
         journal_record("membership", group, at, generation=generation, members=members),
         journal_record(
@@ -43,56 +41,57 @@ def document_records(situation: Situation, draft: Draft, document: Assignment) -
             queues=len(situation.queues),
             held=str(draft.hold.reason) if draft.hold else None,
         ),
-        *(
-            journal_record(
-                "handover",
-                group,
-                at,
-                generation=generation,
-                act=str(similar[0].act),
-                proof=str(similar[0].proof),
-                state=str(similar[0].state),
-                **_holder_fields("from", similar[0].holder),
-                **_holder_fields("to", similar[0].next_owner),
-                queues=to_ranges(decision.queue for decision in similar),
-            )
-            for similar in _group_similar(draft.with_acts(*causes.MOVING_ACTS))
-        ),
+        *_handover_records(draft, group, at, generation),
     ]
 
 
-def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return the journal records about conditions with a new status or reason."""
-    published = situation.snapshot.status.get("conditions") or []
-    previous = {condition["type"]: (condition.get("status"), condition.get("reason")) for condition in published}
-    return [
-        journal_record(
-            "verdict",
-            situation.snapshot.group,
-            format_time(situation.now),
-            condition=condition["type"],
-            status=condition["status"],
-            reason=condition["reason"],
-            message=condition["message"],
-        )
-        for condition in status_now["conditions"]
-        if condition["type"] not in conditions.DERIVED_CONDITIONS
-        and previous.get(condition["type"]) != (condition["status"], condition["reason"])
-    ]
-
-
-def _holder_fields(role: str, holder: Holder | None) -> dict[str, str]:
-    return {role: holder.name, f"{role}Uid": holder.uid} if holder else {}
-
-
-def _group_similar(decisions: Iterable[Decision]) -> list[list[Decision]]:
-    """Group decisions that differ only in the queue."""
+def _handover_records(draft: Draft, group: str, at: str, generation: int) -> Iterator[dict[str, object]]:
+    """Yield a record about each change of owners; a record has the queues whose decisions differ in nothing else."""
 
     def kind(decision: Decision) -> tuple[str, str, OwnershipState, Holder, Holder]:
         none = Holder("", "")
         return decision.act, decision.proof, decision.state, decision.holder or none, decision.next_owner or none
 
-    return [list(similar) for _, similar in groupby(sorted(decisions, key=kind), key=kind)]
+    for _, group_of_similar in groupby(sorted(draft.with_acts(*causes.MOVING_ACTS), key=kind), key=kind):
+        similar = list(group_of_similar)
+        yield journal_record(
+            "handover",
+            group,
+            at,
+            generation=generation,
+            act=str(similar[0].act),
+            proof=str(similar[0].proof),
+            state=str(similar[0].state),
+            **_holder_fields("from", similar[0].holder),
+            **_holder_fields("to", similar[0].next_owner),
+            queues=to_ranges(decision.queue for decision in similar),
+        )
+
+
+def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Return the journal records about conditions with a new status or reason."""
+    published = situation.snapshot.published_conditions
+    records = []
+    for condition in status_now["conditions"]:
+        previous = published.get(condition["type"], {})
+        is_unchanged = (previous.get("status"), previous.get("reason")) == (condition["status"], condition["reason"])
+        if condition["type"] in conditions.DERIVED_CONDITIONS or is_unchanged:
+            continue
+        verdict = journal_record(
+            "verdict",
+            situation.snapshot.group,
+            situation.formatted_now,
+            condition=condition["type"],
+            status=condition["status"],
+            reason=condition["reason"],
+            message=condition["message"],
+        )
+        records.append(verdict)
+    return records
+
+
+def _holder_fields(role: str, holder: Holder | None) -> dict[str, str]:
+    return {role: holder.name, f"{role}Uid": holder.uid} if holder else {}
 
 
 def owners_record(
@@ -100,7 +99,6 @@ def owners_record(
 ) -> dict[str, object]:
     """Return the journal record about a stored document: queues by owner, in transition, and unowned."""
     assigned = {*owners_of(document), *document.releasing, *(document.everyone or ()), *plan.unmanaged_queues}
-    routed = {queue for view in snapshot.views.values() if view for queue in view.queues}
     return journal_record(
         "owners",
         snapshot.group,
@@ -112,37 +110,32 @@ def owners_record(
         policy=spec.policy_ref.name if spec.policy_ref else None,
         rules=policy_body(snapshot.policy) if snapshot.policy else {},
         members=_member_fields(snapshot, plan, document),
-        releasing=[
-            {"from": holder.name, "fromUid": holder.uid, "to": to, "queues": to_ranges(queues)}
-            for (holder, to), queues in _queues_by_transfer(document).items()
-        ],
-        unowned=to_ranges(routed - assigned),
+        releasing=list(_transfers(document)),
+        unowned=to_ranges(snapshot.routed_queues - assigned),
     )
 
 
 def _member_fields(snapshot: Snapshot, plan: Plan, document: Assignment) -> dict[str, dict[str, object]]:
     """Return state and queues of every pod, also of deleted pods that are still on record."""
     members: dict[str, dict[str, object]] = {}
-    pods = {pod.name: pod for pod in snapshot.pods}
+    pods = snapshot.pods_by_name
     for name in sorted({*pods, *document.members}):
         pod = pods.get(name)
-        share = document.members.get(name)
-        uid = pod.uid if pod else ""
-        if share:
-            uid = share.uid
-        is_present = pod is not None and pod.uid == uid
+        share = document.members.get(name) or Share(pods[name].uid)
+        is_present = pod is not None and pod.uid == share.uid
         members[name] = {
-            "uid": uid,
+            "uid": share.uid,
             "standing": str(plan.member_states.get(name, "Ended")) if is_present else "Ended",
-            "queues": to_ranges((share or Share(uid)).queues),
+            "queues": to_ranges(share.queues),
             **({"room": pod.room} if pod and is_present and pod.room else {}),
         }
     return members
 
 
-def _queues_by_transfer(document: Assignment) -> Mapping[tuple[Holder, str | None], list[Queue]]:
-    """Group queues in transition by holder and next owner."""
-    transfers: defaultdict[tuple[Holder, str | None], list[Queue]] = defaultdict(list)
+def _transfers(document: Assignment) -> Iterator[dict[str, object]]:
+    """Yield the queues in transition of each holder and next owner."""
+    queues_by_transfer: defaultdict[tuple[Holder, str | None], list[Queue]] = defaultdict(list)
     for queue, release in document.releasing.items():
-        transfers[release.holder, release.to].append(queue)
-    return transfers
+        queues_by_transfer[release.holder, release.to].append(queue)
+    for (holder, to), queues in queues_by_transfer.items():
+        yield {"from": holder.name, "fromUid": holder.uid, "to": to, "queues": to_ranges(queues)}

@@ -7,7 +7,6 @@ queues without an owner. `Degraded` has the reason of the first harmful one, whi
 from collections.abc import Container, Sequence
 
 from rota.model import Finding, Reason, reason_named
-from rota.planner import record
 from rota.planner.members.member_states import MemberState
 from rota.planner.moves import Draft
 from rota.planner.pokes import has_other_settings
@@ -33,8 +32,8 @@ def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Find
     if draft.problem:
         findings.append(draft.problem)
     findings += _member_problems(situation, {finding.reason for finding in findings})
-    if situation.missing_metadata:
-        names = join_names(situation.missing_metadata)
+    if situation.subscribed.missing_metadata:
+        names = join_names(situation.subscribed.missing_metadata)
         message = f"The broker returned no metadata of {names}; the present assignment stays in force"
         findings.append(Finding(Reason.BROKER_METADATA_UNAVAILABLE, message))
     if situation.queues and not situation.counted_members and not start_seconds_left(situation):
@@ -44,6 +43,11 @@ def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Find
     if situation.snapshot.unmanaged_consumers:
         findings.append(Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(situation.snapshot.unmanaged_consumers)))
     return findings
+
+
+def join_findings(findings: Sequence[Finding]) -> Finding:
+    """Return the first reason with the messages of all."""
+    return Finding(findings[0].reason, "; ".join(finding.message for finding in findings))
 
 
 def describe_unmanaged(ids: Sequence[str]) -> str:
@@ -66,27 +70,24 @@ def start_seconds_left(situation: Situation) -> float:
         return 0.0
     if situation.snapshot.unmanaged_consumers:  # they own all queues
         return 0.0
-    conditions = situation.snapshot.status.get("conditions") or []
-    ready = next((condition for condition in conditions if condition["type"] == "Ready"), None)
+    ready = situation.snapshot.published_conditions.get("Ready")
     waited = 0.0
     if ready and ready["status"] == "False":
-        waited = record.seconds_since(ready["lastTransitionTime"], situation.now)
+        waited = situation.seconds_since(ready["lastTransitionTime"])
     return max(0.0, FIRST_MEMBER_SECONDS - waited)
 
 
 def members_with_old_settings(situation: Situation, settings: str) -> list[str]:
     """Return the names of the members that do not use these settings yet."""
-    return [name for name in situation.counted_members if has_other_settings(situation.pods[name], settings)]
+    return [pod.name for pod in situation.counted_pods if has_other_settings(pod, settings)]
 
 
-def are_settings_overdue(situation: Situation, age: float) -> bool:
-    """Whether every member should use settings of this age, in seconds."""
-    return age > situation.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS
-
-
-def late_members_problem(late: Sequence[str]) -> Finding:
-    """Return the problem of members that still use old settings long after the change."""
-    message = f"{join_names(late)} still {'uses' if len(late) == 1 else 'use'} old settings, long after the change"
+def find_late_members(situation: Situation, outdated: Sequence[str], settings_age: float) -> Finding | None:
+    """Return the problem of members that use outdated settings long after the change; None if it was not long ago."""
+    if not outdated or settings_age <= situation.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS:
+        return None
+    verb = "uses" if len(outdated) == 1 else "use"
+    message = f"{join_names(outdated)} still {verb} old settings, long after the change"
     return Finding(Reason.SETTINGS_NOT_OBEYED, message)
 
 
@@ -104,15 +105,14 @@ def _describe_no_members(situation: Situation) -> str:
     queues = pluralize(len(situation.queues), "queue")
     if situation.snapshot.unmanaged_consumers:
         return f"Only unmanaged consumers consume {queues}"
-    out = [pod for pod in situation.snapshot.pods if situation.member_states[pod.name] is MemberState.OUT]
+    out = situation.pods_in_state(MemberState.OUT)
     if not out:
         obstacles = describe_obstacles(situation)
         if obstacles:
             return f"No member can consume {queues}: {obstacles}"
         return f"The group has no member to consume {queues}"
     names = join_names([pod.name for pod in out])
-    brokers_of_pods = [pod.report.brokers for pod in out if pod.report]
-    missed = sorted({broker for brokers in brokers_of_pods for broker, reached in brokers.items() if not reached})
+    missed = sorted(set().union(*(pod.report.missed_brokers for pod in out if pod.report)))
     verb = "is" if len(out) == 1 else "are"
     explanation = f"{names} cannot reach {join_names(missed)}" if missed else f"{names} {verb} not ready"
     return f"No member can consume {queues}: {explanation}; the present assignment stays in force"

@@ -9,6 +9,7 @@ from msgspec import structs
 from builders import LONG, NOW, a_document, a_pod, a_snapshot, a_view, obeying
 from rota.model import Finding, Queue, Reason
 from rota.planner import DecodedReport, Plan, PodSnapshot, plan
+from rota.planner.members.member_states import MemberState
 from rota.planner.situation import Situation
 from rota.planner.status.problems import FIRST_MEMBER_SECONDS, start_seconds_left
 from rota.timestamps import format_time
@@ -213,7 +214,8 @@ def test_condition_no_members_does_not_wait_if_unmanaged_consumers_consume() -> 
 def test_condition_of_a_new_group_waits_a_full_minute_for_its_first_member() -> None:
     def seconds_left(*conditions: dict[str, str], **changed: Any) -> float:
         snapshot = a_snapshot(status={"conditions": list(conditions)}, document=a_document(begun={}), **changed)
-        return start_seconds_left(Situation(snapshot, {}, snapshot.document or DOCUMENT, NOW))
+        states = dict.fromkeys(snapshot.pods_by_name, MemberState.JOINING)
+        return start_seconds_left(Situation(snapshot, states, snapshot.document or DOCUMENT, NOW))
 
     since = {"type": "Ready", "lastTransitionTime": format_time(NOW - 45.0)}
     assert seconds_left() == 60.0

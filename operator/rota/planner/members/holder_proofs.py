@@ -1,0 +1,100 @@
+"""Evidence about the holders of queues, and the proofs that follow for queues without an owner on record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rota.documents import Assignment
+from rota.handover import HolderEvidence, Proof
+from rota.model import Holder, Queue
+from rota.planner import record
+from rota.planner.members import incarnations
+from rota.planner.snapshot import PodSnapshot, Snapshot
+from rota.spec import Handover
+
+
+@dataclass(frozen=True)
+class HolderProofs:
+    """What is proved about the holders of queues at this time; each proof is computed once, on first use."""
+
+    snapshot: Snapshot
+    pods: Mapping[str, PodSnapshot]  # by name
+    document: Assignment
+    owners: Mapping[Queue, Holder]
+    rules: Handover
+    now: float
+    _evidence_cache: dict[tuple[Holder, int], HolderEvidence] = field(default_factory=dict)  # by process
+
+    def evidence_of(self, holder: Holder, incarnation: int = 0) -> HolderEvidence:
+        """Return the evidence about a holder's process; absence from the pods does not prove its end."""
+        evidence = self._evidence_cache.get((holder, incarnation))
+        if evidence is None:  # cached, as it is needed for each queue of a holder
+            evidence = self._evidence_cache[holder, incarnation] = self._find_evidence(holder, incarnation)
+        return evidence
+
+    def _find_evidence(self, holder: Holder, incarnation: int) -> HolderEvidence:
+        pod = self.pods.get(holder.name)
+        if holder.uid in self.snapshot.deleted_uids:
+            return HolderEvidence(ended=True)
+        if pod and pod.uid == holder.uid:
+            return incarnations.evidence_of(self.document, pod, incarnation)
+        return HolderEvidence()
+
+    def evidence_of_owner(self, holder: Holder) -> HolderEvidence:
+        """Return the evidence about the process to which the document gives queues."""
+        return self.evidence_of(holder, self.document.members[holder.name].incarnation)
+
+    @cached_property
+    def unowned_proof(self) -> Proof:
+        """The proof that no member consumes a queue without an owner on record.
+
+        There is none while the brokers' consumers are unknown, or while a replaced pod may obey a lost assignment.
+        """
+        may_obey_lost_assignment = self.document.barrier and self.snapshot.replaced_holders
+        if self.snapshot.unmanaged_consumers is None or may_obey_lost_assignment:
+            return Proof.NONE
+        return record.barrier_proof(self.document, self.snapshot.pods, self.rules, self.now)
+
+    def unowned_proof_of(self, queue: Queue) -> Proof:
+        """Return the proof about a queue without an owner on record."""
+        return Proof.NONE if self.unowned_proof is Proof.NONE else self.unrecorded_drains.get(queue, self.unowned_proof)
+
+    @cached_property
+    def unrecorded_drains(self) -> dict[Queue, Proof]:
+        """The queues that a pod still drains after the assignment was lost, and that the new one does not name."""
+        if not self.document.barrier:
+            return {}
+        proofs: dict[Queue, Proof] = {}
+        named = {*self.owners, *self.document.releasing}
+        seconds_since_loss = record.seconds_since(self.document.issued_at, self.now)
+        for pod in self.snapshot.pods:
+            if not self.evidence_of(pod.holder).ended:
+                is_lost = pod.evidence.is_lost(self.rules, seconds_since_loss)
+                for queue in pod.active_queues - named:
+                    if proofs.get(queue) is not Proof.NONE:
+                        proofs[queue] = Proof.LOST if is_lost else Proof.NONE
+        return proofs
+
+    @cached_property
+    def unresolved_grants(self) -> dict[Queue, int]:
+        """The forced grants on record whose queues may still have two consumers."""
+        is_resolved = self.is_forced_grant_resolved
+        return {queue: since for queue, since in self.document.forced.items() if not is_resolved(queue, since)}
+
+    def is_forced_grant_resolved(self, queue: Queue, generation: int) -> bool:
+        """Whether a queue that this generation granted by force has one consumer again, if any.
+
+        Each process that may run has obeyed that generation, and at most one, the new owner, reports the queue.
+        """
+        if self._oldest_generation < generation:
+            return False
+        return sum(queue in pod.active_queues for pod in self.snapshot.pods) <= 1
+
+    @cached_property
+    def _oldest_generation(self) -> int:
+        """The oldest generation that a member may still obey."""
+        pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
+        absent_holders = self.document.entry_holders.difference(pod.holder for pod in pods)
+        if not all(self.evidence_of(holder).ended for holder in absent_holders):
+            return 0
+        return min((pod.generation for pod in pods if pod.started), default=self.document.generation)

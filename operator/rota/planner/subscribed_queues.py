@@ -1,0 +1,93 @@
+"""Queues that a group consumes: those of its topics' routes and, while a route may be incomplete, those on record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from rota.documents import Assignment
+from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
+from rota.planner.snapshot import Snapshot
+
+SHRINK_PATIENCE_SECONDS = 40.0  # brokers register every 30 s: a new name server knows only some of them
+
+
+@dataclass(frozen=True)
+class SubscribedQueues:
+    """The topics and queues of a group's subscriptions; each fact is computed once, on first use."""
+
+    snapshot: Snapshot
+    document: Assignment
+    owners: Mapping[Queue, Holder]
+
+    @cached_property
+    def queues(self) -> list[Queue]:
+        """Every queue to consume: those in the route and, while that may be incomplete, those on record."""
+        return list(chain.from_iterable(map(self._queues_of, self._topics)))
+
+    @cached_property
+    def unsubscribed(self) -> list[Queue]:
+        """The queues on record that the group no longer consumes."""
+        group_queues = frozenset(self.queues)
+        return [queue for queue in (*self.owners, *self.document.releasing) if queue not in group_queues]
+
+    @cached_property
+    def releasable(self) -> frozenset[Queue]:
+        """The queues that may be revoked although the policy gives them to no member.
+
+        None while unmanaged consumers have a share: these queues are theirs, and stay until they consume them.
+        """
+        return frozenset() if self.snapshot.unmanaged_consumers else frozenset(self.queues)
+
+    @cached_property
+    def recorded_by_topic(self) -> dict[str, set[Queue]]:
+        """The queues on record, by topic."""
+        by_topic: dict[str, set[Queue]] = {}
+        for queue in (*self.owners, *self.document.releasing):
+            by_topic.setdefault(queue.topic, set()).add(queue)
+        return by_topic
+
+    @cached_property
+    def missing_metadata(self) -> list[str]:
+        """Topics (or the group's members) not reported by brokers: no queue may move. A retry topic may be missing."""
+        names = [f"topic {topic}" for topic in self._topics if self._is_metadata_missing(topic)]
+        if self.snapshot.unmanaged_consumers is None:
+            names.append("the group's members")
+        return names
+
+    @property
+    def retry_topic(self) -> str:
+        """The group's own retry topic; those of other groups may be subscribed to like any topic."""
+        spec = self.snapshot.spec
+        _, _, name = self.snapshot.group.partition("/")
+        return RETRY_TOPIC_PREFIX + ((spec and spec.group) or name)
+
+    @property
+    def _topics(self) -> list[str]:
+        if self.snapshot.spec is None or self.snapshot.must_release_all:
+            return []
+        topics = self.snapshot.subscribed_topics
+        has_retry_route = self.retry_topic in self.snapshot.views
+        return [*topics, self.retry_topic] if has_retry_route and self.retry_topic not in topics else topics
+
+    def _routed(self, topic: str) -> Sequence[Queue]:
+        """Return the queues in the topic's route; none without a response."""
+        view = self.snapshot.views.get(topic)
+        return view.queues if view else ()
+
+    def _is_metadata_missing(self, topic: str) -> bool:
+        return topic != self.retry_topic and not self._routed(topic)
+
+    def _queues_of(self, topic: str) -> Sequence[Queue]:
+        view = self.snapshot.views.get(topic)
+        if view and view.queues and view.stable_for >= SHRINK_PATIENCE_SECONDS:
+            return view.queues
+        recorded = self.recorded_by_topic.get(topic, set())
+        routed = self._routed(topic)
+        if routed:  # drop queues that are being released for good and are not in the route
+            recorded = {queue for queue in recorded if not self._is_released_for_good(queue)}
+        return sorted(recorded.union(routed))
+
+    def _is_released_for_good(self, queue: Queue) -> bool:
+        release = self.document.releasing.get(queue)
+        return release is not None and release.to is None
