@@ -188,7 +188,7 @@ async def test_queue_release_ends_though_a_delivery_does_not_end_when_it_is_cut(
         await member.send("1", queue=0)
         await member.assign([FIRST])
         await member.wait_until(lambda report: report.inflight == 1)
-        monkeypatch.setattr(member.sidecar, "abort_deliveries", lambda _: None)
+        monkeypatch.setattr(member.sidecar.host, "abort_deliveries", lambda _: None)
         member.publish([])
         await member.wait_until(lambda report: not report.active_queues)
         latch.opened.set()
@@ -205,7 +205,7 @@ async def test_queue_release_waits_for_all_deliveries_that_were_cut(
         await member.assign([FIRST])
         await member.wait_until(lambda report: report.inflight == 2)
         reading = member.sidecar.readers[FIRST]
-        monkeypatch.setattr(member.sidecar, "abort_deliveries", lambda _: None)
+        monkeypatch.setattr(member.sidecar.host, "abort_deliveries", lambda _: None)
         member.publish([])
         await member.wait_until(lambda _: reading._requests.is_drain_overdue)
         reading.on_change()  # as the end of the first delivery does
