@@ -60,12 +60,10 @@ def compute_lags(samples: OffsetColumns) -> Offsets:
     committed = samples.committed_offset
     stored = samples.max_offset - samples.min_offset
     is_uncommitted = committed == NOT_COMMITTED
+    is_within_queue = (committed >= 0) & (committed <= samples.max_offset)
     cases: list[tuple[NDArray[np.bool_], Offsets | int]] = [  # the first condition that holds counts
         (stored < 0, NO_LAG),
-        (
-            (committed >= 0) & (committed <= samples.max_offset),
-            samples.max_offset - np.maximum(committed, samples.min_offset),
-        ),
+        (is_within_queue, samples.max_offset - np.maximum(committed, samples.min_offset)),
         (is_uncommitted & ((samples.start_code == START_LATEST) | (stored == 0)), 0),
         (is_uncommitted & (samples.start_code == START_EARLIEST), stored),
     ]

@@ -215,7 +215,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         unowned=unowned,
     )
     awaited = _members_to_poll(situation, assignment, urgent, settings)
-    journal = document_records(situation, draft, document) if document else []
+    journal = document_records(situation, draft, document) if document else ()
     limits = [seconds for seconds in _time_limits(situation, draft, assignment, findings) if seconds > 0]
     requeue_after = min(situation.policy.triggers.resync, pokes.seconds_until_next_poke(behind, due), *limits)
     if document and not awaited:

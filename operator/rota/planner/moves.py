@@ -5,7 +5,7 @@ there is a proof that the holder no longer consumes it. Gates and the budget hol
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -272,14 +272,12 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     return undecided if are_all_subscribed else undecided | dict.fromkeys(situation.subscribed.unsubscribed)
 
 
-def _queues_of_restarted(situation: Situation) -> list[Queue]:
-    """Return the queues of counted members that restarted, unless the present process already inherited them."""
+def _queues_of_restarted(situation: Situation) -> Iterator[Queue]:
+    """Yield the queues of counted members that restarted, unless the present process already inherited them."""
     document = situation.document
-    queues: list[Queue] = []
     for pod in situation.counted_pods:
         if incarnations.has_restarted(document, pod) and not incarnations.has_inherited(document, pod):
-            queues += document.members[pod.name].queues
-    return queues
+            yield from document.members[pod.name].queues
 
 
 def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | None) -> Decision:

@@ -113,18 +113,13 @@ def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
     if draft.strategy != situation.document.strategy:
         return Finding(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
     if moving:
-        ongoing = _ongoing_reason(situation)
+        last = situation.snapshot.last_rebalance
+        ongoing = reason_named(last.get("reason")) if last and "seconds" not in last else None
         # In the same rebalance, queues revoked earlier are granted now.
         if ongoing and all(decision.state is OwnershipState.RELEASING for decision in moving):
             return Finding(ongoing, f"The rebalance that began with {ongoing} continues")
         return Finding(Reason.LOAD_SHIFTED, "The weights of queues or the rooms of members changed")
     return Finding(Reason.SETTINGS_CHANGED, "The group's settings or members changed; no queue moves")
-
-
-def _ongoing_reason(situation: Situation) -> Reason | None:
-    """Return the reason of the rebalance in progress; None without one."""
-    last = situation.snapshot.last_rebalance
-    return reason_named(last.get("reason")) if last and "seconds" not in last else None
 
 
 def _members_cause(reason: Reason, names: Sequence[str]) -> Finding:

@@ -6,7 +6,7 @@ type. When a problem is over, its condition stays with status False; a reader ha
 its presence.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rota.model import Finding, Reason, ReasonKind, reason_named
@@ -208,15 +208,13 @@ def _seconds_published(situation: Situation, finding: Finding) -> float:
     return max(0.0, situation.seconds_since(condition["lastTransitionTime"])) if condition else 0.0
 
 
-def _unchecked_problems(prior: Iterable[Mapping[str, Any]], findings: Sequence[Finding]) -> list[Finding]:
-    """Return the published problems that a plan did not look for, which therefore are not over."""
+def _unchecked_problems(prior: Iterable[Mapping[str, Any]], findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the published problems that a plan did not look for, which therefore are not over."""
     current = {finding.reason for finding in findings}
-    unchecked = []
     for condition in prior:
         reason = reason_named(condition["type"])
         if reason and condition["status"] == "True" and reason not in current:
-            unchecked.append(Finding(reason, condition["message"]))
-    return unchecked
+            yield Finding(reason, condition["message"])
 
 
 def _past_problems(situation: Situation, prior: Iterable[Mapping[str, Any]], current: set[str]) -> list[dict[str, Any]]:

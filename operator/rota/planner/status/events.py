@@ -21,29 +21,25 @@ def build_events(
     return [*_rebalance_events(situation, draft, status), *_forced_events(draft), *_problem_events(situation, findings)]
 
 
-def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> list[Event]:
+def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> Iterator[Event]:
     last = status.get("lastRebalance")
     previous = situation.snapshot.last_rebalance
-    events = []
     if draft.with_acts(*causes.MOVING_ACTS) and last and (not previous or last["at"] != previous["at"]):
         cause = causes.rebalance_cause(situation, draft)
         moving = len(draft.with_acts(Act.REVOKE, Act.GRANT, Act.FORCE))
         change = "changes" if moving == 1 else "change"
-        events.append(Event(cause.reason, f"{cause.message}; {pluralize(moving, 'queue')} {change} hands"))
+        yield Event(cause.reason, f"{cause.message}; {pluralize(moving, 'queue')} {change} hands")
     is_over = last and previous and "seconds" in last and "seconds" not in previous
     if last and is_over and last["seconds"] >= SINGLE_EVENT_SECONDS:
         message = f"{last['reason']}: {pluralize(last['moved'], 'queue')} moved in {last['seconds']:g} s"
-        events.append(Event(Reason.SETTLED, message))
-    return events
+        yield Event(Reason.SETTLED, message)
 
 
-def _forced_events(draft: Draft) -> list[Event]:
-    forced = draft.with_acts(Act.FORCE)
-    if not forced:
-        return []
-    names = sorted({decision.holder.name for decision in forced if decision.holder}) or ["a member"]
-    message = f"{pluralize(len(forced), 'queue')} taken from {join_names(names)}, which did not respond"
-    return [Event(Reason.QUEUES_FORCED, message, warning=True)]
+def _forced_events(draft: Draft) -> Iterator[Event]:
+    if forced := draft.with_acts(Act.FORCE):
+        names = sorted({decision.holder.name for decision in forced if decision.holder}) or ["a member"]
+        message = f"{pluralize(len(forced), 'queue')} taken from {join_names(names)}, which did not respond"
+        yield Event(Reason.QUEUES_FORCED, message, warning=True)
 
 
 def _problem_events(situation: Situation, findings: Sequence[Finding]) -> Iterator[Event]:

@@ -19,30 +19,28 @@ from rota.spec import GroupSpec, policy_body
 from rota.timestamps import format_time
 
 
-def document_records(situation: Situation, draft: Draft, document: Assignment) -> list[dict[str, object]]:
-    """Return the journal records about a document that is written now."""
+def document_records(situation: Situation, draft: Draft, document: Assignment) -> Iterator[dict[str, object]]:
+    """Yield the journal records about a document that is written now."""
     group = situation.snapshot.group
     at = situation.formatted_now
     generation = document.generation
     cause = causes.rebalance_cause(situation, draft)
     states = situation.member_states
     members = {pod.name: {"uid": pod.uid, "standing": str(states[pod.name])} for pod in situation.snapshot.pods}
-    return [
-        journal_record("membership", group, at, generation=generation, members=members),
-        journal_record(
-            "plan",
-            group,
-            at,
-            generation=generation,
-            strategy=document.strategy,
-            reason=str(cause.reason),
-            message=cause.message,
-            members=len(situation.counted_members),
-            queues=len(situation.queues),
-            held=str(draft.hold.reason) if draft.hold else None,
-        ),
-        *_handover_records(draft, group, at, generation),
-    ]
+    yield journal_record("membership", group, at, generation=generation, members=members)
+    yield journal_record(
+        "plan",
+        group,
+        at,
+        generation=generation,
+        strategy=document.strategy,
+        reason=str(cause.reason),
+        message=cause.message,
+        members=len(situation.counted_members),
+        queues=len(situation.queues),
+        held=str(draft.hold.reason) if draft.hold else None,
+    )
+    yield from _handover_records(draft, group, at, generation)
 
 
 def _handover_records(draft: Draft, group: str, at: str, generation: int) -> Iterator[dict[str, object]]:
@@ -68,16 +66,15 @@ def _handover_records(draft: Draft, group: str, at: str, generation: int) -> Ite
         )
 
 
-def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return the journal records about conditions with a new status or reason."""
+def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> Iterator[dict[str, object]]:
+    """Yield the journal records about conditions with a new status or reason."""
     published = situation.snapshot.published_conditions
-    records = []
     for condition in status_now["conditions"]:
         previous = published.get(condition["type"], {})
         is_unchanged = (previous.get("status"), previous.get("reason")) == (condition["status"], condition["reason"])
         if condition["type"] in conditions.DERIVED_CONDITIONS or is_unchanged:
             continue
-        verdict = journal_record(
+        yield journal_record(
             "verdict",
             situation.snapshot.group,
             situation.formatted_now,
@@ -86,8 +83,6 @@ def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> li
             reason=condition["reason"],
             message=condition["message"],
         )
-        records.append(verdict)
-    return records
 
 
 def _holder_fields(role: str, holder: Holder | None) -> dict[str, str]:
