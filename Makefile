@@ -108,15 +108,15 @@ compare: $(READY) ## Do the same to fleets of Rota's and of Java consumers, prin
 .PHONY: soak
 soak: $(READY) ## What chance finds, for an hour and a half: nonsense for decoders, real fleets with troubles, simulated ones
 	@cd tests
-	told=
-	run() { # all of them are run, and told of in the end
-	  if ../$(BIN)/python -m "$$@"; then told+="$$1: well"$$'\n'; else told+="$$1: failed (above)"$$'\n'; fi
+	results=
+	run() { # run all of them, and print their results at the end
+	  if ../$(BIN)/python -m "$$@"; then results+="$$1: passed"$$'\n'; else results+="$$1: failed (see above)"$$'\n'; fi
 	}
 	run fuzz --first $(or $(FIRST),2000) --seconds $(or $(FUZZ),60)
 	run sidecar --first $(or $(FIRST),0) --seconds $(or $(FLEETS),1800)
 	run e2e --first $(or $(FIRST),0) --seconds $(or $(NODE),1200)
 	run simulation --first $(or $(FIRST),1000) --seconds $(or $(SIMULATED),1800)
-	printf '\n%s' "$$told"; ! grep -q failed <<< "$$told"
+	printf '\n%s' "$$results"; ! grep -q failed <<< "$$results"
 
 .PHONY: mutants
 mutants: $(READY) ## Plant small bugs in the core, and see which tests notice; or in FILES="..."

@@ -63,7 +63,7 @@ class Assignment:
     issued_at: str
     strategy: str = ""
     members: Mapping[str, Share] = field(default_factory=dict)
-    everyone: tuple[Queue, ...] | None = None
+    everyone: tuple[Queue, ...] | None = None  # Broadcasting: the queues that every member consumes
     releasing: Mapping[Queue, Release] = field(default_factory=dict)
     forced: Mapping[Queue, int] = field(default_factory=dict)
     spent: tuple[tuple[str, int], ...] = ()

@@ -22,7 +22,7 @@ START_LATEST = 0
 START_EARLIEST = 1
 START_UNKNOWN = 2
 START_CODES = {"Latest": START_LATEST, "Earliest": START_EARLIEST}  # other positions: unknown
-NO_LAG = np.iinfo(np.int64).min  # the lag is unknown
+LAG_UNKNOWN = np.iinfo(np.int64).min
 LAG_STATES = (None, *LagState)  # a lag state's code is its index in this tuple
 NO_STATE = 0  # the code of None
 _STATE_CODES = {state: code for code, state in enumerate(LAG_STATES)}
@@ -56,19 +56,19 @@ class SampleWindow(NamedTuple):
 
 
 def compute_lags(samples: OffsetColumns) -> Offsets:
-    """Return by how many messages the group is behind at each sample, or `NO_LAG`."""
+    """Return by how many messages the group is behind at each sample, or `LAG_UNKNOWN`."""
     committed = samples.committed_offset
     stored = samples.max_offset - samples.min_offset
     is_uncommitted = committed == NOT_COMMITTED
     is_within_queue = (committed >= 0) & (committed <= samples.max_offset)
     cases: list[tuple[NDArray[np.bool_], Offsets | int]] = [  # the first condition that holds counts
-        (stored < 0, NO_LAG),
+        (stored < 0, LAG_UNKNOWN),
         (is_within_queue, samples.max_offset - np.maximum(committed, samples.min_offset)),
         (is_uncommitted & ((samples.start_code == START_LATEST) | (stored == 0)), 0),
         (is_uncommitted & (samples.start_code == START_EARLIEST), stored),
     ]
     conditions, values = zip(*cases, strict=True)
-    return np.select(conditions, values, NO_LAG)
+    return np.select(conditions, values, LAG_UNKNOWN)
 
 
 class _Movement(NamedTuple):
@@ -94,7 +94,7 @@ def compute_lag_states(
     moved = _measure_movement(samples, lags, judged_rows, window)
     has_committed = moved.highest_offset >= 0
     is_still = ~has_committed | (moved.lowest_offset == moved.highest_offset)
-    is_unknown = (moved.sample_count < 2) | (lags[judged_rows] == NO_LAG)  # noqa: PLR2004 - a movement has two ends
+    is_unknown = (moved.sample_count < 2) | (lags[judged_rows] == LAG_UNKNOWN)  # noqa: PLR2004 - a movement has two ends
     states = [  # the first condition that holds counts, as in `rota.lag.compute_lag_state`
         (is_unknown, NO_STATE),
         (moved.newest_offset < moved.highest_offset, _STATE_CODES[LagState.REWOUND]),
@@ -134,7 +134,7 @@ def _measure_movement(
         )
         slots = slots[is_inside]
         rows = rows[is_inside]
-        has_lag = lags[rows] != NO_LAG
+        has_lag = lags[rows] != LAG_UNKNOWN
         _add_earlier_samples(moved, slots[has_lag], rows[has_lag], samples, lags)
         samples_taken += 1
         rows = samples.previous_row[rows]
@@ -177,7 +177,7 @@ def compute_delays(
     later_at = now.copy()
     later_end = samples.max_offset[judged_rows].copy()
     result = np.where(lag == 0, 0.0, np.nan)
-    slots = np.flatnonzero((lag != NO_LAG) & (lag != 0) & (committed >= 0))
+    slots = np.flatnonzero((lag != LAG_UNKNOWN) & (lag != 0) & (committed >= 0))
     rows = samples.previous_row[judged_rows[slots]]
     while len(slots):
         # A queue's history starts at its first sample, or where the end fell: earlier samples are of a deleted topic.

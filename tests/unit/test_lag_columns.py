@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rota.lag import LagState, OffsetSample, compute_delay, compute_lag_state
 from rota.lag_columns import (
     LAG_STATES,
-    NO_LAG,
+    LAG_UNKNOWN,
     NOT_COMMITTED,
     OFFSET_UNKNOWN,
     START_CODES,
@@ -113,14 +113,14 @@ def test_lag_columns_agree_with_the_samples_of_each_queue(
     delays = compute_delays(offset_columns, lags, judged_rows).tolist()
     for (samples, start_from), row, state, delay in zip(queue_samples, last_rows, states, delays, strict=True):
         if samples[-1].committed_offset == OFFSET_UNKNOWN:
-            assert lags[row] == NO_LAG
+            assert lags[row] == LAG_UNKNOWN
             assert np.isnan(delay)
             continue
         in_window = with_known_offset(samples_in_window(samples, window))
         assert LAG_STATES[state] == compute_lag_state(in_window, start_from)
         with_offset = with_known_offset(samples)
         lag = with_offset[-1].lag(start_from)
-        assert lags[row] == (NO_LAG if lag is None else lag)
+        assert lags[row] == (LAG_UNKNOWN if lag is None else lag)
         expected = compute_delay(with_offset, start_from)
         assert np.isnan(delay) if expected is None else delay == pytest.approx(expected)
 

@@ -110,8 +110,8 @@ true
 {{/* Fails with a sentence if the cluster lacks the Prometheus operator's kinds; takes (dict "root" $ "value" "…"). */}}
 {{- define "rota.needsPrometheusOperator" -}}
 {{- if not (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") -}}
-{{- $told := "%s needs the Prometheus operator, and the cluster has no monitoring.coreos.com/v1; install it or switch" -}}
-{{- fail (printf (print $told " this off (for helm template: --api-versions monitoring.coreos.com/v1)") .value) -}}
+{{- $sentence := "%s needs the Prometheus operator, and the cluster has no monitoring.coreos.com/v1; install it or switch" -}}
+{{- fail (printf (print $sentence " this off (for helm template: --api-versions monitoring.coreos.com/v1)") .value) -}}
 {{- end -}}
 {{- end -}}
 

@@ -83,7 +83,8 @@ def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
     from rota.cli.commands import explain
     from rota.cli.console.inputs import read_group_inputs
 
-    explanation = explain.explain_owners(read_group_inputs(options), group)
+    queue = group  # with -f, the only argument is the queue
+    explanation = explain.explain_owners(read_group_inputs(options), queue)
     print_value(explanation, output, lambda: explain.print_reasons(explanation))
 
 

@@ -93,7 +93,7 @@ class Situation:
 
         On record a queue stays with an ended member until another takes it over, and with a member asked to drain.
         """
-        if document.everyone is not None:
+        if document.everyone is not None:  # Broadcasting: every member consumes all queues
             return []
         unconsumed = frozenset[Queue]().union(*(self._unconsumed_queues(*share) for share in document.members.items()))
         consumed = set(self.owners_by(document)).difference(unconsumed).union(document.releasing)
@@ -106,6 +106,6 @@ class Situation:
         is_replaced_in_place = self.is_counted(name) and self.pods[name].uid == share.uid  # by the pod's next process
         if evidence.ended and not is_replaced_in_place:
             return share.queues
-        report = evidence.report if evidence.has_obeyed(holder, 0) else None
-        is_draining = report and report.may_resume and not evidence.terminating
-        return frozenset(share.queues) - evidence.active_queues if is_draining else ()
+        report = evidence.report if evidence.has_obeyed(holder, 0) else None  # 0: any report of this very pod
+        drains_for_a_while = report and report.may_resume and not evidence.terminating
+        return frozenset(share.queues) - evidence.active_queues if drains_for_a_while else ()

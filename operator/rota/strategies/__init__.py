@@ -161,6 +161,7 @@ def explain_all(
         if queue not in indexes:
             raise ValueError(f"There is no queue {queue} among these {len(indexes)}")
         indices.append(indexes[queue])
+    # Options are used twice below, and an iterator of queues could be read once only.
     if named(strategy) == "ByConfig" and options and isinstance(options.get("members"), Mapping):
         options = {**options, "members": {member: list(queues) for member, queues in options["members"].items()}}
     computed = prepared(strategy, options)(roster)
@@ -185,7 +186,7 @@ def _reasons(
     strategy: str, roster: Roster, owners: Owners, queues: Sequence[int], options: Mapping[str, Any] | None
 ) -> Iterator[str]:
     chosen = dict(options or {})
-    if named(strategy) == "MachineRoomNearby":
+    if named(strategy) == "MachineRoomNearby":  # its reasons take the inner strategy's reasons instead of the strategy
         inner = chosen.get("inner", "Averagely")
         inner_options = chosen.pop("innerOptions", None)
         chosen["inner"] = _no_reason if callable(inner) else partial(_reasons, inner, options=inner_options)

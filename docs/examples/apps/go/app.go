@@ -1,4 +1,4 @@
-// Asks the sidecar for messages, works each, and says which went well; run it with `go run app.go`.
+// Requests messages from the sidecar, processes each, and acknowledges or rejects it; run it with `go run app.go`.
 package main
 
 import (
@@ -18,42 +18,42 @@ type message struct {
 	Body      []byte `json:"bodyBase64"` // decoded by encoding/json
 }
 
-// work does what there is to do; an error means: again, later.
-func work(it message) error {
-	_, err := fmt.Println(it.Topic, it.Attempt, string(it.Body))
+// process processes a message; after an error it is retried later.
+func process(m message) error {
+	_, err := fmt.Println(m.Topic, m.Attempt, string(m.Body))
 	return err
 }
 
-// ask reads an answer to its end, so that the connection can be used again.
-func ask(method, path string, told map[string][]string, found any) error {
+// send sends a request and decodes the response; it reads all of it, so that the connection can be reused.
+func send(method, path string, body map[string][]string, response any) error {
 	sidecar := cmp.Or(os.Getenv("ROTA"), "127.0.0.1:9912")
-	body, _ := json.Marshal(told)
-	request, _ := http.NewRequest(method, "http://"+sidecar+path, bytes.NewReader(body))
+	encoded, _ := json.Marshal(body)
+	request, _ := http.NewRequest(method, "http://"+sidecar+path, bytes.NewReader(encoded))
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return err
 	}
 	defer answer.Body.Close()
-	return json.NewDecoder(answer.Body).Decode(found)
+	return json.NewDecoder(answer.Body).Decode(response)
 }
 
 func main() {
 	for {
-		var found struct{ Messages []message }
-		if err := ask("GET", "/v1/messages?max=32&wait=10s", nil, &found); err != nil {
-			log.Print(err) // the sidecar is not there yet
+		var pulled struct{ Messages []message }
+		if err := send("GET", "/v1/messages?max=32&wait=10s", nil, &pulled); err != nil {
+			log.Print(err) // the sidecar has not started yet, or was restarted
 			time.Sleep(time.Second)
 		}
-		ids := map[string][]string{}
-		for _, it := range found.Messages {
-			where := "/v1/acks"
-			if work(it) != nil {
-				where = "/v1/nacks"
+		idsByPath := map[string][]string{}
+		for _, m := range pulled.Messages {
+			path := "/v1/acks"
+			if process(m) != nil {
+				path = "/v1/nacks"
 			}
-			ids[where] = append(ids[where], it.ID)
+			idsByPath[path] = append(idsByPath[path], m.ID)
 		}
-		for where, some := range ids {
-			ask("POST", where, map[string][]string{"ids": some}, &struct{ Unknown []string }{})
+		for path, ids := range idsByPath {
+			send("POST", path, map[string][]string{"ids": ids}, &struct{ Unknown []string }{})
 		}
 	}
 }

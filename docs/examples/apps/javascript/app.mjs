@@ -1,32 +1,32 @@
-// Asks the sidecar for messages, works each, and says which went well; run it with `node app.mjs`.
+// Requests messages from the sidecar, processes each, and acknowledges or rejects it; run it with `node app.mjs`.
 
 const sidecar = `http://${process.env.ROTA ?? "127.0.0.1:9912"}`;
 
-// Does what there is to do; an error means: again, later.
-async function work(message) {
+// Processes a message; after an error it is retried later.
+async function processMessage(message) {
   console.log(message.topic, message.attempt, Buffer.from(message.bodyBase64, "base64").toString());
 }
 
-async function ask(path, told) {
-  const answer = await fetch(sidecar + path, told && { method: "POST", body: JSON.stringify(told) });
-  if (!answer.ok) throw new Error(await answer.text());
-  return answer.json();
+async function send(path, body) {
+  const response = await fetch(sidecar + path, body && { method: "POST", body: JSON.stringify(body) });
+  if (!response.ok) throw new Error(await response.text());
+  return response.json();
 }
 
-async function turn() {
-  const { messages } = await ask("/v1/messages?max=32&wait=10s");
-  const results = await Promise.allSettled(messages.map(work));
-  const of = (status) => messages.filter((_, at) => results[at].status === status).map(({ id }) => id);
-  const [done, failed] = [of("fulfilled"), of("rejected")];
-  if (done.length) await ask("/v1/acks", { ids: done });
-  if (failed.length) await ask("/v1/nacks", { ids: failed });
+async function processMessages() {
+  const { messages } = await send("/v1/messages?max=32&wait=10s");
+  const results = await Promise.allSettled(messages.map(processMessage));
+  const idsByStatus = { fulfilled: [], rejected: [] };
+  results.forEach(({ status }, index) => idsByStatus[status].push(messages[index].id));
+  if (idsByStatus.fulfilled.length) await send("/v1/acks", { ids: idsByStatus.fulfilled });
+  if (idsByStatus.rejected.length) await send("/v1/nacks", { ids: idsByStatus.rejected });
 }
 
 process.on("SIGTERM", () => process.exit());
 for (;;) {
   try {
-    await turn();
-  } catch (error) { // the sidecar is not there yet
+    await processMessages();
+  } catch (error) { // the sidecar has not started yet, or was restarted
     console.error(error);
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }

@@ -113,7 +113,7 @@ def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tu
         for previous, updated in zip(_iterate_objects(document), _iterate_objects(changed), strict=True):
             has_workload = has_workload or _is_workload(previous)
             if previous == updated and (request.uninject or not _is_workload(previous)):
-                unchanged.append(_describe_object(previous))
+                unchanged.append(_describe_object(previous))  # a workload with this very sidecar is as requested
         if changed != document:
             piece = _leading_text(piece, first=not pieces) + _dump_document(changed)  # noqa: PLW2901 - the new text
         pieces.append(piece)
@@ -128,7 +128,7 @@ def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
         starts = [event.start_mark for event in yaml.parse(text, _Loader) if isinstance(event, yaml.DocumentStartEvent)]
         values = list(yaml.load_all(text, _Loader))
     cuts = [0, *(mark.index for mark in starts[1:] if mark), len(text)]
-    for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):
+    for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):  # an empty text has no document
         yield text[start:end], value
 
 
@@ -179,6 +179,7 @@ def _inject_workload(document: dict[Any, Any], request: InjectRequest) -> dict[A
 
 
 def _inject_template(template: dict[Any, Any], request: InjectRequest) -> dict[Any, Any]:
+    """Add the sidecar, or remove it if the template has the group's label; raise for an invalid template either way."""
     if not request.uninject:
         return inject(template, request.group, request.sidecar)
     without_sidecar = remove_sidecar(template)

@@ -79,7 +79,7 @@ class PolledRoute:
 
 
 class TopicRoutes:
-    """The routes that one broker cluster last reported of the topics that groups consume."""
+    """The routes that the last polls of one broker cluster returned for the topics that groups consume."""
 
     def __init__(self, brokers: Brokers, slots: asyncio.Semaphore) -> None:
         """`slots` limit the requests under way to the cluster."""
@@ -89,15 +89,15 @@ class TopicRoutes:
         self._groups_of_topic: Counter[str] = Counter()  # how many groups consume each topic
 
     def route_of(self, topic: str) -> PolledRoute:
-        """Return the last route of a topic."""
+        """Return a topic's route by the last poll; one without queues if that failed."""
         return self._routes.get(topic) or PolledRoute(topic)
 
     def brokers_of_topic(self, topic: str) -> frozenset[str]:
-        """Return the brokers that a topic was last seen on."""
+        """Return the brokers of a topic by the last poll; none if that failed."""
         return self.route_of(topic).brokers
 
     def brokers_of(self, topics: Collection[str]) -> frozenset[str]:
-        """Return the brokers that any of these topics was last seen on."""
+        """Return the brokers of any of these topics by the last polls."""
         return frozenset().union(*map(self.brokers_of_topic, topics))
 
     def queue_counts_of(self, topics: Collection[str]) -> list[Mapping[str, int]]:
@@ -105,7 +105,7 @@ class TopicRoutes:
         return [route.queue_counts for route in map(self.route_of, topics) if route.queue_counts]
 
     def queue_counts_at(self, broker: str, topics: Collection[str]) -> dict[str, int]:
-        """Return how many queues each of these topics was last seen to have on a broker; others are left out."""
+        """Return how many queues each of these topics has on a broker by the last poll; others are left out."""
         counts: dict[str, int] = {}
         for topic in topics:
             counts_by_broker = self.route_of(topic).queue_counts or {}

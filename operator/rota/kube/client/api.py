@@ -73,7 +73,7 @@ class ConflictError(Exception):
 
 
 class NoResponseError(Exception):
-    """The server did not respond."""
+    """No usable response: none came, or it was a redirect, too long or malformed; a write may have taken effect."""
 
 
 class _TooLongError(NoResponseError):

@@ -36,7 +36,7 @@ T = TypeVar("T", bound=HasMetadata)
 
 
 class ObjectHandlers(Protocol[T]):
-    """Handles the objects of one kind."""
+    """Handles the objects of one kind; `kube/informers.py:object_informers` connects each kind with its handlers."""
 
     def on_upsert(self, item: T, /) -> None:
         """Handle an added or changed object, or one that a list has."""

@@ -46,7 +46,7 @@ class Broadcaster:
 
     def __init__(self) -> None:
         self._listeners: dict[Listener, None] = {}  # the oldest first
-        self.is_closed = False
+        self.is_closed = False  # each stream looks at it when it is notified
 
     def publish(self, *groups: ObjectKey) -> None:
         """Publish that these groups changed; without groups, that the operator itself did, such as its leadership."""
@@ -68,6 +68,6 @@ class Broadcaster:
             self._listeners.pop(listener, None)
 
     async def close(self, _: web.Application | None = None) -> None:
-        """End all streams; for `on_shutdown` of an application."""
+        """Wake all streams, which end themselves as `is_closed` is set; for `on_shutdown` of an application."""
         self.is_closed = True
         self.publish()

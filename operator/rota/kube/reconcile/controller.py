@@ -138,7 +138,7 @@ class Controller:
         group = queued.group
         await self._state_reader.refresh_state(group)
         await self.deployments.ensure_key(group)
-        self.check_stall()
+        self.check_stall()  # this task may continue before the timer
         if not group.was_observed:  # leadership has changed, the group was recreated, or this process was stalled
             return 0.0
         self._note_observed()
@@ -201,7 +201,7 @@ class Controller:
         return sorted(self.queue.groups.values(), key=lambda queued: queued.group.is_at_rest)
 
     def _look_for_stall(self) -> None:
-        """Look for a stall periodically, by a timer: due since the stall's start, it runs before any task continues."""
+        """Look for a stall periodically. A timer does it: after a stall it is overdue, and runs before most tasks."""
         self.check_stall()
         self._stall_timer = asyncio.get_running_loop().call_later(STALL_CHECK_SECONDS, self._look_for_stall)
 

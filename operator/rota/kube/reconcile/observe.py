@@ -89,7 +89,7 @@ class GroupStateReader:
             await self._read_unwatched_pods(group)  # so that no ended member is polled
             await self._poll_in_slot(group)
             group.was_observed = group.observation_resets == resets_before
-        if group.assignment.is_outdated or not group.stored_assignment.is_ours:
+        if group.assignment.is_outdated or not group.stored_assignment.is_writable:
             await self._read_assignment(group)
         await self._read_unwatched_pods(group)
         if group.pods.surplus and group.pods.has_capacity:

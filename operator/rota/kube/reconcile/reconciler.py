@@ -102,7 +102,7 @@ class Reconciler:
             return 0.0
         if not self.is_leading or group.body is None:
             return new_plan.requeue_after
-        needs_write = new_plan.document is not None and group.stored_assignment.is_ours
+        needs_write = new_plan.document is not None and group.stored_assignment.is_writable
         if needs_write:
             await self._write_assignment(queued, pending)
         seconds_to_next_poke = math.inf

@@ -118,7 +118,7 @@ class Group:
         """Seconds until objects that no watch reports are read again."""
         if self.pods.missing:
             return RECHECK_MISSING_SECONDS
-        return math.inf if self.stored_assignment.is_ours else REREAD_ASSIGNMENT_SECONDS
+        return math.inf if self.stored_assignment.is_writable else REREAD_ASSIGNMENT_SECONDS
 
     def set_assignment(self, config_map: ConfigMap | None) -> None:
         """Set the stored assignment; None: its ConfigMap does not exist."""
@@ -201,7 +201,7 @@ class Group:
         consumer_findings = find_mismatches(specs.spec, broker.unmanaged_settings)
         return Snapshot(
             group=self.namespaced_name,
-            spec=specs.spec if stored.is_ours else None,  # nothing can be written, so nothing is decided
+            spec=specs.spec if stored.is_writable else None,  # nothing can be written, so nothing is decided
             policy=specs.policy,
             document=stored.document,
             damage=stored.damage,

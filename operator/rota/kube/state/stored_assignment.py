@@ -27,7 +27,7 @@ class StoredAssignment:
     damage: str = ""  # why it cannot be decoded: the planner recovers it
     settings: str = ""  # for the sidecars, next to the document
     problems: tuple[Finding, ...] = ()
-    is_ours: bool = True  # whether the group may write it
+    is_writable: bool = True  # whether the group may write it
 
     @cached_property
     def brokers_by_topic(self) -> dict[str, set[str]]:
@@ -100,7 +100,8 @@ class AssignmentLimits:
         key = (config_map.metadata.namespace, group)
         self._quota.claim(key, stored.queue_counts)
         rejection = self._quota.rejection(key)
-        return StoredAssignment(is_ours=False, problems=(rejection,)) if rejection else stored
+        # Its version is not kept: each later state of the ConfigMap is parsed again.
+        return StoredAssignment(is_writable=False, problems=(rejection,)) if rejection else stored
 
     def forget(self, key: tuple[str, str]) -> None:
         """Release the quota of a group that has no assignment any more."""
@@ -113,7 +114,7 @@ def parse_stored_assignment(config_map: ConfigMap, group: str, uid: str) -> Stor
     unread = StoredAssignment(metadata.resource_version, metadata.version_number)
     if not _belongs_to(config_map, group, uid):
         message = f"The ConfigMap {metadata.name} is not owned by this group; delete it or rename the group"
-        return replace(unread, is_ours=False, problems=(Finding(Reason.RESOURCE_CONFLICT, message),))
+        return replace(unread, is_writable=False, problems=(Finding(Reason.RESOURCE_CONFLICT, message),))
     settings = config_map.data.get(SETTINGS_KEY, "")
     if len(settings) <= MAX_SETTINGS_BYTES:
         unread = replace(unread, settings=settings)
@@ -183,9 +184,12 @@ class AssignmentState:
 
     @property
     def metadata(self) -> Metadata | None:
-        """Name and version of the ConfigMap; None if none exists, or no watch may report it."""
+        """Name and version of the ConfigMap that the next list must show, otherwise it was deleted meanwhile.
+
+        None without a ConfigMap, and for one that is damaged or another's: it may lack the label that lists select.
+        """
         stored = self.stored
-        if not stored.resource_version or stored.damage or not stored.is_ours:
+        if not stored.resource_version or stored.damage or not stored.is_writable:
             return None
         namespace, group = self._key
         version = stored.resource_version

@@ -95,6 +95,7 @@ class Deployments:
         group.deployment_problems = problems  # only now: reconciles during the await publish the previous ones
         current = self._observed.get(key) if spec.template is not None else None
         is_rolling_out = current is not None and current.rollout is RolloutState.UNDER_WAY
+        # After a rejection, too: this generation was tried, and its problems are known.
         group.rollout = AppliedTemplate(generation, is_rolling_out=is_rolling_out)
         return key_writes + writes
 

@@ -97,9 +97,9 @@ def _judge_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     """Judge all complete stretches; a batch's last stretch waits for the next batch, which may continue it."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
-        begins = np.flatnonzero(_ends_stretch(batch))
-        if len(begins):
-            cut = int(begins[-1]) + 1
+        ends = np.flatnonzero(_ends_stretch(batch))
+        if len(ends):
+            cut = int(ends[-1]) + 1
             yield from _judge_stretches([*waiting, batch.slice(0, cut)])
             waiting = []
             batch = batch.slice(cut)  # noqa: PLW2901 - its remaining rows
@@ -164,7 +164,7 @@ def _judge_stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _surely_keeps_up(
     records: _Records, samples: lag_columns.OffsetColumns, lags: lag_columns.Offsets
 ) -> NDArray[np.bool_]:
-    """Return which samples certainly keep up: no lag, a known previous lag, and a stretch without rewound offsets.
+    """Return which samples certainly keep up: a lag of 0, a known previous lag, and a stretch without rewound offsets.
 
     Nearly all samples are of this kind, and this test is cheap; the slow path judges the others by all their samples.
     """
@@ -175,7 +175,7 @@ def _surely_keeps_up(
     rewound_count = np.bincount(stretch_of_sample[is_rewound], minlength=int(records.stretch[-1]) + 1)
     is_at_end = (lags == 0) & (samples.committed_offset >= 0)
     is_recent = samples.sampled_at - samples.sampled_at[previous] <= SAMPLE_WINDOW.max_age_seconds
-    is_comparable = has_previous & (lags[previous] != lag_columns.NO_LAG) & is_recent
+    is_comparable = has_previous & (lags[previous] != lag_columns.LAG_UNKNOWN) & is_recent
     is_steady: NDArray[np.bool_] = is_at_end & is_comparable & (rewound_count == 0)[stretch_of_sample]
     return is_steady
 
@@ -210,7 +210,10 @@ def _flatten_records(table: pa.Table) -> tuple[_Records, dict[str, lag_columns.O
 
 
 def _single_chunk(column: Any) -> Any:
-    """Return a column's only chunk, copied if it is a slice of a larger array."""
+    """Return a column's only chunk without the rows before and after it in the buffers that it may share.
+
+    `concat_arrays` cuts off later rows; values of nested lists before an offset remain, so `take` copies such a chunk.
+    """
     chunk = column.chunk(0)
     return pa.concat_arrays([chunk]) if not chunk.offset else chunk.take(pa.array(np.arange(len(chunk))))
 
@@ -302,10 +305,10 @@ def _aggregate(
     back = np.where(is_comparable, went_back, 0)
     arrived = np.where(is_retry & is_recent, np.maximum(samples.max_offset - samples.max_offset[previous], 0), 0)
     record_of_subscribed = records.record_of_sample[is_subscribed]
-    has_no_lag = lags == lag_columns.NO_LAG
-    unknown_count = _sum_by_record(records.record_of_sample[is_subscribed & has_no_lag], count)
+    is_lag_unknown = lags == lag_columns.LAG_UNKNOWN
+    unknown_count = _sum_by_record(records.record_of_sample[is_subscribed & is_lag_unknown], count)
     is_unknown = (unknown_count > 0) | (_sum_by_record(record_of_subscribed, count) == 0)
-    lag = _sum_by_record(record_of_subscribed, count, np.where(has_no_lag, 0, lags)[is_subscribed])
+    lag = _sum_by_record(record_of_subscribed, count, np.where(is_lag_unknown, 0, lags)[is_subscribed])
     delay = np.zeros(count)
     np.maximum.at(delay, record_of_subscribed, np.where(np.isnan(delays), np.inf, delays)[is_subscribed])
     rows = np.flatnonzero(records.at >= records.stretch_start)

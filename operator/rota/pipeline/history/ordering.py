@@ -214,7 +214,8 @@ def _with_epochs(df: DataFrame) -> DataFrame:
     owners_at = F.when(F.col("is_owners"), F.col("at"))
     plan_at = F.when(F.col("step") == _PLAN, F.col("at"))
     mode = F.last("mode", ignorenulls=True)
-    all_known = F.max(F.col("is_first_plan") | F.col("is_owners"))  # before its first plan a life has no owners
+    # A life's first plan assigns its first owners: all are known from it on; before it they do not count as known.
+    all_known = F.max(F.col("is_first_plan") | F.col("is_owners"))
     known_before = all_known.over(in_chain.rowsBetween(Window.unboundedPreceding, -1))
     known_after = all_known.over(in_chain.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     return (

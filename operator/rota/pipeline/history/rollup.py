@@ -18,7 +18,7 @@ from rota.pipeline.ingest.facts import Facts
 
 PERCENTILE_ACCURACY = 10_000  # of approximate percentiles: the error of the rank is one in this number
 _GROUP_HOUR = ["group", "hour"]
-_REPORTING_STATES = ("Ready", "Unready", "Ended")
+_KNOWN_STATES = ("Ready", "Unready", "Ended")
 _COUNT_COLUMNS = ("moved_queues", "forced_queues", "handovers", "returned", "taken_over")
 _DURATION_COLUMNS = ("unowned_queue_seconds", "contested_queue_seconds")
 
@@ -71,6 +71,7 @@ def _percentiles(values: Column | str, name: str) -> list[Column]:
 
 
 def _rebalance_metrics(rebalances: DataFrame) -> DataFrame:
+    """Count each rebalance once: a new leader may record one again; the first record counts."""
     once = rebalances.groupBy("group", "began").agg(F.min(F.struct("at", "reason", "seconds")).alias("first"))
     ended = once.select("group", _hour("first.at"), "first.reason", "first.seconds")
     counts = ended.groupBy(*_GROUP_HOUR, "reason").agg(F.count("*").alias("times"))
@@ -113,7 +114,7 @@ def contested_periods(facts: Facts, account: OwnershipAccount) -> DataFrame:
         "group", F.col("at").alias("later"), F.col("generation").alias("seen"), F.map_values("members").alias("pods")
     )
     # Without a previous owner no record names the unreachable member: any later assignment ends the period.
-    silent = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_REPORTING_STATES))
+    silent = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_KNOWN_STATES))
     past = F.col("fromUid").isNull() | ~silent
     settled = (F.col("later") >= F.col("at")) & (F.col("seen") > F.col("generation")) & past
     queue = ["group", "topic", "broker", "queue", "at", "fromUid"]

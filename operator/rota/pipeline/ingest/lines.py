@@ -47,13 +47,19 @@ JSON_OPTIONS = {
 _CORRUPT = StructField("_corrupt", TEXT)
 _REST_SCHEMA = StructType([JOURNAL_SCHEMAS["offsets"]["topics"], JOURNAL_SCHEMAS["offsets"]["verdicts"], _CORRUPT])
 
-# How the operator writes a line's start, time and end. The pattern of the end allows no text after the last brace.
+# A plain line, as the operator writes it, and the parts of it when it is split at its first 14 quotation marks:
+#   line:  {"schema":1,"kind":"offsets","group":"shop/orders","at":"2026-11-21T08:00:00.000Z","topics":...
+#   parts: 0 1      2  3    4 5       6 7     8 9          10 11 12 13                      14: all the rest
+# A line with a backslash is not plain: it may escape a quotation mark, so the parts would be others.
+# The pattern of the end allows no text after the last brace.
 _START = f'{{"schema":{RECORD_SCHEMA},"kind":"offsets","group":"'
 _TIME = r"^20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\z"
 _END = r'^,"topics":\{.*\},"verdicts":\{(?:"[A-Za-z]+":\d{1,18},?){0,20}\}\}\z'
 _UNIQUE_KEYS = ['"schema"', '"kind"', '"group"', '"at"']  # keys before the topics; a copy of one after them is rejected
 _LAST_KEY = '"verdicts"'
-_MAX_PARTS = 15  # parts of a line that is split at its first quotation marks: the 10th is the group, the 14th the time
+_GROUP_PART = 9
+_TIME_PART = 13
+_MAX_PARTS = 15
 
 _JUDGEMENT_SCHEMA = table_schema(kind=TEXT, line=TEXT, reason=TEXT)
 _JUDGEMENT_ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
@@ -91,31 +97,34 @@ def _with_parts(lines: DataFrame) -> DataFrame:
     parts_if_plain = F.when(F.col("line").startswith(_START), F.split("line", '"', _MAX_PARTS))
     split = lines.withColumn("parts", parts_if_plain)
     tail = F.get("parts", F.lit(_MAX_PARTS - 1))
-    with_tail = split.withColumn("behind", F.when(tail.rlike(_END), tail))
-    remainder = F.from_json(F.concat(F.lit("{"), F.substr("behind", F.lit(2))), _REST_SCHEMA, JSON_OPTIONS)
-    return with_tail.withColumn("rest", remainder).select(
+    with_tail = split.withColumn("tail", F.when(tail.rlike(_END), tail))
+    topics_and_verdicts = F.concat(F.lit("{"), F.substr("tail", F.lit(2)))
+    parsed = F.from_json(topics_and_verdicts, _REST_SCHEMA, JSON_OPTIONS)
+    return with_tail.withColumn("parsed", parsed).select(
         *lines.columns,
         "parts",
-        "behind",
-        F.get("parts", F.lit(9)).alias("group"),
-        F.get("parts", F.lit(13)).try_cast("timestamp").alias("at"),
-        "rest.*",
+        "tail",
+        F.get("parts", F.lit(_GROUP_PART)).alias("group"),
+        F.get("parts", F.lit(_TIME_PART)).try_cast("timestamp").alias("at"),
+        "parsed.*",
     )
 
 
 def _is_plain() -> Column:
     """Return whether a line is certainly an `offsets` record that the reader accepts."""
     line = F.col("line")
-    tail = F.col("behind")
-    clean = F.is_valid_utf8(line) & ~line.contains("\\") & ~F.col("group").rlike(r"[\x00-\x1f]")
-    spelled = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
-    dated = F.get("parts", F.lit(13)).rlike(_TIME) & F.col("at").isNotNull()
-    repeated = reduce(or_, [tail.contains(key) for key in _UNIQUE_KEYS])
+    tail = F.col("tail")
+    is_clean = F.is_valid_utf8(line) & ~line.contains("\\") & ~F.col("group").rlike(r"[\x00-\x1f]")
+    # `slice` counts from 1: these are parts 10 to 12.
+    has_time_key = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
+    has_time = F.get("parts", F.lit(_TIME_PART)).rlike(_TIME) & F.col("at").isNotNull()
+    repeats_key = reduce(or_, [tail.contains(key) for key in _UNIQUE_KEYS])
     head, end_part = (F.substring_index(tail, _LAST_KEY, end) for end in (1, -1))
-    closed = F.concat(head, F.lit(_LAST_KEY), end_part) == tail  # false if the key occurs twice
-    complete = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _has_valid_brokers)
-    counted = F.forall(F.map_values("verdicts"), _is_count)
-    return clean & spelled & dated & ~repeated & closed & complete & counted
+    has_last_key_once = F.concat(head, F.lit(_LAST_KEY), end_part) == tail
+    has_valid_topics = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _has_valid_brokers)
+    has_valid_counts = F.forall(F.map_values("verdicts"), _is_count)
+    has_valid_keys = has_time_key & ~repeats_key & has_last_key_once
+    return is_clean & has_valid_keys & has_time & has_valid_topics & has_valid_counts
 
 
 def _has_valid_brokers(topic: Column) -> Column:

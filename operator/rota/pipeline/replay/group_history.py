@@ -23,6 +23,7 @@ from rota.timestamps import format_time
 
 STEP_SECONDS = 300.0  # seconds; within a step the arrival rate of a queue is constant
 MAX_HISTORY_SECONDS = 366 * 86400.0  # seconds of a history; all of its steps are in memory
+OWNERS_KNOWN_STEPS = 2  # from an `owners` record on; after a handover in a later step, the record is outdated
 CAPACITY_HEADROOM = 1.1  # capacity of a member over its highest measured rate
 
 Rates = NDArray[np.float64]
@@ -286,7 +287,11 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[
 
 
 def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
-    """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM."""
+    """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM.
+
+    Only steps just after an `owners` record count, because the owners of its queues are known there. The capacity is
+    infinite if no rate was measured.
+    """
     index_of_queue = index_queues(queues)
     # A queue's consumption in a step with a handover has no single owner.
     moving_steps = {_step_of(fact, begins) for fact in facts if isinstance(fact, HandoverRecord)}
@@ -294,7 +299,7 @@ def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: R
     for fact in facts:
         if isinstance(fact, OwnersRecord):
             first = _step_of(fact, begins)
-            quiet_steps = set(range(first, min(first + 2, len(consumed)))) - moving_steps
+            quiet_steps = set(range(first, min(first + OWNERS_KNOWN_STEPS, len(consumed)))) - moving_steps
             for pod in fact.members.values():
                 owned = [index_of_queue[queue] for queue in from_ranges(pod.queues) if queue in index_of_queue]
                 for step in quiet_steps:

@@ -104,11 +104,12 @@ def compute_progress(
     if without_members := _progress_without_members(situation, findings):
         return without_members
     if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
-        frozen = draft.hold.reason in {Reason.PAUSED, Reason.BROKER_METADATA_UNAVAILABLE, Reason.INVALID_POLICY}
-        frozen |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
-        missing = Reason.MISSING_POLICY in situation.snapshot.problem_reasons
-        reason = Reason.MISSING_POLICY if missing and frozen else draft.hold.reason
-        return GroupProgress(Finding(reason, draft.hold.message), is_active=not frozen)
+        # Time alone does not end these holds: a user or a broker has to. A budget of 0 moves is never refilled.
+        is_lasting = draft.hold.reason in {Reason.PAUSED, Reason.BROKER_METADATA_UNAVAILABLE, Reason.INVALID_POLICY}
+        is_lasting |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
+        is_policy_missing = Reason.MISSING_POLICY in situation.snapshot.problem_reasons  # the cause of a lasting hold
+        reason = Reason.MISSING_POLICY if is_policy_missing and is_lasting else draft.hold.reason
+        return GroupProgress(Finding(reason, draft.hold.message), is_active=not is_lasting)
     if outdated_members:
         verb = "does" if len(outdated_members) == 1 else "do"
         message = f"{join_names(outdated_members)} {verb} not use the group's new settings yet"

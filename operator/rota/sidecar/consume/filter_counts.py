@@ -42,6 +42,7 @@ class FilterCounts:
                 counts = self._topics[subscription.topic] = _TopicCounts(now)
             counts.expression = subscription.expression
             if subscription.expression not in {"", "*"}:  # these match every message
+                # The first sentence stays until a message matches: it has a count, and each change is a new report.
                 counts.problem = counts.problem or _describe_problem(subscription, counts, now)
                 if counts.problem:
                     return counts.problem

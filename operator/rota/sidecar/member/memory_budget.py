@@ -132,15 +132,16 @@ class MemoryBudget:
     def _candidates(self) -> Iterator[tuple[MemoryReservation, _Part]]:
         """Iterate over the messages of the line that are next for their part of the budget.
 
-        Of messages beyond their queue's share, only the first is: until it is granted, the others are left out.
+        Of messages beyond their queue's share, only the first is: until it is granted, the others are left out. The
+        caller may grant a message before it asks for the next one, which then may be another such message.
         """
-        is_other_part_awaited = False
+        is_awaited_beyond_share = False
         for waiting in list(self._waiting):
             if self.is_within_share(waiting.queue, waiting.memory_bytes):
                 yield waiting, _Part.SHARE
-            elif not is_other_part_awaited:
+            elif not is_awaited_beyond_share:
                 yield waiting, _Part.ANY if self._is_too_large(waiting.queue, waiting.memory_bytes) else _Part.COMMON
-                is_other_part_awaited = waiting in self._waiting  # unless the caller granted it
+                is_awaited_beyond_share = waiting in self._waiting  # False if the caller has granted it
 
     def _promised_bytes(self) -> int:
         """Return the free memory that pulls leave to the line; the common part is kept free by `may_exceed_share`."""
@@ -240,7 +241,11 @@ class PullAdmission:
         return window.memory_bytes + self._admitted_bytes + memory_bytes <= self._queue.limits.max_bytes
 
     def _take_memory(self, memory_bytes: int) -> bool:
-        """Whether the reservation or the budget has memory for a message; if so, later messages cannot have it."""
+        """Whether the reservation or the budget has memory for a message; if so, later messages cannot have it.
+
+        The reservation is for the pull's first message, so it ends here even if that message needs more. Free bytes
+        are cached for messages within the share, which most are; the others ask the budget each time.
+        """
         budget = self._budget
         queue = self._queue
         if memory_bytes <= self._release_reservation():

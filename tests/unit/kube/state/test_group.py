@@ -35,7 +35,7 @@ def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() ->
     assert group.stored_assignment.resource_version == "", "its owner is unknown before the group"
     group.set_spec(BODY, None)
     assert not group.was_observed
-    assert group.stored_assignment.is_ours
+    assert group.stored_assignment.is_writable
     assert group.stored_assignment.document is not None
     assert group.stored_assignment.document.generation == 7
 
@@ -46,7 +46,7 @@ def test_assignment_of_a_previous_group_of_the_same_name_is_not_owned() -> None:
     group.set_assignment(STORED)
     group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
     group.set_assignment(STORED)
-    assert not group.stored_assignment.is_ours
+    assert not group.stored_assignment.is_writable
 
 
 def test_assignment_deleted_before_its_group_appears_is_forgotten() -> None:
@@ -61,7 +61,7 @@ def test_assignment_seen_before_a_group_of_another_uid_is_not_owned() -> None:
     group = Group("shop", "orders")
     group.set_assignment(STORED)
     group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
-    assert not group.stored_assignment.is_ours
+    assert not group.stored_assignment.is_writable
 
 
 def test_reconcile_treats_a_group_as_at_rest_if_the_assignment_names_exactly_its_pods() -> None:

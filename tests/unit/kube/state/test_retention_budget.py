@@ -157,15 +157,15 @@ def test_memory_of_assignments_is_limited_by_the_number_of_their_queues() -> Non
     for group in (first, second):
         group.set_spec(BODY, None)
         group.set_assignment(an_assignment(group.name, 600))
-    assert first.stored_assignment.is_ours
-    assert (second.stored_assignment.is_ours, second.stored_assignment.document) == (False, None)
+    assert first.stored_assignment.is_writable
+    assert (second.stored_assignment.is_writable, second.stored_assignment.document) == (False, None)
     (problem,) = second.stored_assignment.problems
     assert problem.reason is Reason.TOO_MANY_QUEUES
     assert problem.message.startswith("The assignment names 600 queues, and all groups of this operator may have 1,000")
     assert second.seconds_to_next_read == 60.0
     first.mark_deleted()
     second.set_assignment(an_assignment("other", 600))
-    assert second.stored_assignment.is_ours
+    assert second.stored_assignment.is_writable
 
 
 def test_memory_of_settings_in_an_assignment_is_limited() -> None:

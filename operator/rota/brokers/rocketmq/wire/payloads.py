@@ -240,7 +240,10 @@ class TopicConfig(Body, frozen=True):
 
 
 class GroupConfig(Body, frozen=True):
-    """The parts of a group's configuration that Rota reads; an update replaces all of it, so it needs all fields."""
+    """The fields of a group's configuration that Rota reads.
+
+    Never send them as an update: it replaces the whole configuration, which has more fields.
+    """
 
     group_name: str
     consume_enable: bool = True

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rota.lag import MIN_HISTORY_SECONDS, LagState, OffsetSample, compute_delay, compute_lag_state
 from rota.lag_columns import (
     LAG_STATES,
-    NO_LAG,
+    LAG_UNKNOWN,
     NOT_COMMITTED,
     OFFSET_UNKNOWN,
     START_CODES,
@@ -249,7 +249,7 @@ class LagHistory:
             lags[ends].tolist(), delays.tolist(), states.tolist(), has_offset.tolist(), strict=True
         ):
             yield _Judgement(
-                None if lag == NO_LAG else lag,
+                None if lag == LAG_UNKNOWN else lag,
                 None if isnan(delay) else delay,
                 LAG_STATES[state] if is_known else None,
             )

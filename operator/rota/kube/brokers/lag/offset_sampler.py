@@ -43,8 +43,9 @@ class OffsetSampler:
     ) -> GroupSamples:
         """Ask about groups in batches, and set `requested_at`; groups without a response have no samples.
 
-        Groups with the oldest responses come first: if the poll's time is too short, the others are first next time. A
-        group without a response shares its batch with others, whose responses show that the broker is not away.
+        Groups with the oldest responses come first: if the poll's time is too short, the others are first next time.
+        Then groups of the same topics, which share the requests of a batch. A batch has many groups, so that one whose
+        requests time out does not look as if the broker were away: others of its batch get responses.
         """
         topics: dict[ObjectKey, dict[str, int]] = {}  # number of queues on the broker, by topic
         async for key, interest in yield_periodically(groups.items()):
@@ -65,7 +66,7 @@ class OffsetSampler:
                 break
             counts: dict[str, int] = {}
             for key in batch:
-                counts.update(sorted(topics[key].items()))
+                counts |= topics[key]
             requests = {topic: partial(self._read_ranges, broker.name, topic, count) for topic, count in counts.items()}
             ranges = await send_all(broker, requests)
             merge = partial(merge_responses, broker.name, batch, topics, offsets, ranges)

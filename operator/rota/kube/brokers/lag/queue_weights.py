@@ -23,7 +23,10 @@ def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights |
 def measure_weights(
     broker: BrokerState, incoming_rates: Mapping[Queue, float | None], retry_topic: str
 ) -> Weights | None:
-    """Return the incoming messages a second of each queue, None unless known for all; retry queues weigh nothing."""
+    """Return the incoming messages a second of each queue, None unless known for all.
+
+    Retry queues and topics without a route have no weight.
+    """
     rates: dict[Queue, float] = {}
     for topic, view in broker.views.items():
         if topic == retry_topic or view is None:

@@ -163,7 +163,8 @@ class Journal:
             _log.warning("The journal is writable again; %d records were dropped", dropped)
             with self._condition:
                 self._unreported_drops -= dropped
-        lost = record_lines[len(lines) - unwritten :]  # the unwritten lines are the last ones; a gap record is none
+        # The unwritten lines are the last ones. A gap line among them is not lost: the next batch counts again.
+        lost = record_lines[len(lines) - unwritten :]
         if lost:
             self._note_dropped(lost[0].at, len(lost), reason)
 
