@@ -15,14 +15,14 @@ def rows() -> Iterator[Row]:
     with standing("bench-handover") as ground:
         ours, theirs = (_outcome(BOTH_WAYS, kind, ground, "both-ways") for kind in (Rota, Java))
         lost, killed = (_outcome(EVENTS["orderly"], kind, ground, "orderly") for kind in (Rota, Java))
-    template = "under {:,} messages a second, {}: {} twice, {} lost (Java: {} twice, {} lost)"
+    template = "under {:,} messages a second, {}: {} duplicates, {} lost (Java: {} duplicates, {} lost)"
     what = template.format(RATE, BOTH_WAYS.what, ours.twice, ours.lost, theirs.twice, theirs.lost)
     yield Row(f"{what}; pause of a queue that moves", Sample(ours.touched), Sample(theirs.touched), "0, 0, ≤ 1 s")
     yield Row(
         "pause of a queue that does not move", Sample(ours.others or [0.0]), Sample(theirs.others or [0.0]), "none"
     )
     yield Row(
-        "an Orderly member is killed: its queues at work again", Sample(lost.touched), Sample(killed.touched), "≤ 3 s"
+        "an Orderly member is killed: its queues consumed again", Sample(lost.touched), Sample(killed.touched), "≤ 3 s"
     )
 
 

@@ -67,8 +67,8 @@ class Visits:
 def rows() -> Iterator[Row]:
     """Let Java consumers join and leave; then hold the standing polls of a thousand groups."""
     ours, without_polls = (_measure_visits(kind) for kind in (LocalGround, Polling))
-    what = f"a Java consumer joins and leaves {VISITS} times beside {MEMBERS} members, {RATE} messages a second"
-    twice = f"{ours.twice:,} twice (without standing polls: {without_polls.twice:,})"
+    what = f"a Java consumer joins and leaves {VISITS} times in a group of {MEMBERS} members, {RATE} messages a second"
+    twice = f"{ours.twice:,} duplicates (without standing polls: {without_polls.twice:,})"
     yield Row(f"{what}: {twice}; both consume a queue", Sample(ours.overlaps), Sample(without_polls.overlaps))
     seconds, mebibytes = asyncio.run(_measure_cost())
     label = f"{GROUPS:,} standing polls: CPU of the operator a minute; {mebibytes:.0f} MiB"

@@ -37,7 +37,7 @@ def rows() -> Iterator[Row]:
     theirs = Sample(peer_seconds)
     rates = f"{PER / written.median:,.0f} / {PER / theirs.median:,.0f} a second"
     yield Row(f"100,000 records written: {rates}", written, theirs, "≤ 5 s")
-    yield Row("the caller is kept", Sample(blocked_seconds), theirs)
+    yield Row("the caller is blocked", Sample(blocked_seconds), theirs)
 
 
 def _plan_records(number: int) -> list[JournalRecord]:

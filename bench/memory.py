@@ -53,7 +53,7 @@ def rows() -> Iterator[Row]:
             ("bodies of 31 MiB, pushed", _bomb, {}),
             ("bodies of just under 4 MiB, pushed", _large, {}),
             ("bodies of just under 4 MiB, pushed 32 at a time", _large, {"maxBatch": 32}),
-            ("bodies of just under 4 MiB, asked for by an app", _large, {"mode": "Pull"}),
+            ("bodies of just under 4 MiB, polled by an app", _large, {"mode": "Pull"}),
         )
         for what, body, settings in attacks:
             peaks = [_measure_peak(rocketmq, body, settings) for _ in range(RUNS)]

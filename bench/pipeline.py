@@ -24,14 +24,14 @@ def rows() -> Iterator[Row]:
     groups = os.environ.get("ROTA_BENCH_GROUPS", "100")
     with tempfile.TemporaryDirectory() as folder:
         journal, lake, made = (str(Path(folder) / name) for name in ("journal", "lake", "made"))
-        yield Row(f"a day of {groups} groups made", _timed(*ROTA, "generate", "--groups", groups, "--to", journal))
+        yield Row(f"generate a day of {groups} groups", _timed(*ROTA, "generate", "--groups", groups, "--to", journal))
         yield Row("ingest", _timed(*ROTA, "ingest", journal, "--to", lake, "--all"))
         ours = _timed(*ROTA, "rollup", lake, "--to", made)
-        yield Row("rollup of the lake, beside DuckDB's part of it", ours, _timed(*PEERS, "duckdb", lake))
-        yield Row("rollup of the lake, beside that of pandas", ours, _timed(*PEERS, "pandas", lake))
+        yield Row("rollup of the lake, peer: DuckDB's part of it", ours, _timed(*PEERS, "duckdb", lake))
+        yield Row("rollup of the lake, peer: pandas' part of it", ours, _timed(*PEERS, "pandas", lake))
         played = ["simulate", lake, "--policies", _policies(Path(folder)), "--to", f"{made}-of-them"]
         one_core, two_cores = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
-        yield Row(f"simulation of {len(STRATEGIES)} policies on 2 cores, beside 1", two_cores, one_core)
+        yield Row(f"simulation of {len(STRATEGIES)} policies on 2 cores, peer: on 1", two_cores, one_core)
 
 
 def _policies(folder: Path) -> str:

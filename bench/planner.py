@@ -44,7 +44,7 @@ def _samples(members: int) -> Iterator[tuple[str, Sample]]:
     (data,) = encode_assignment(document).values()
     for what, work in (
         ("plan, settled", partial(plan, settled, LATER)),
-        ("plan, one joins, its document written", partial(plan, joined, LATER)),
+        ("plan, one joins, including its document", partial(plan, joined, LATER)),
         ("on top: the document written", partial(encode_assignment, document)),
         ("on top: the document read", partial(decode_assignment, data)),
     ):

@@ -52,12 +52,12 @@ def rows() -> Iterator[Row]:
     obeyed = "p50 ≤ 300 ms, p99 ≤ 2 s"
     yield Row("a pod is ready -> a document with its entry is written", ours["joined"], target=written)
     yield Row("a pod is gone -> a document that gives its queues to others is written", ours["granted"], target=written)
-    yield Row("a pod is ready -> it works its queues, over the debounce", ours["works"], target=obeyed)
-    yield Row("a pod is deleted -> its queues are at work elsewhere", ours["left"], java_leave, obeyed)
-    yield Row("a pod is gone -> its queues are at work elsewhere", ours["gone"], target=obeyed)
-    yield Row("queues are added -> they are at work", ours["added"], java_added, "≤ 6 s")
+    yield Row("a pod is ready -> it consumes its queues, less the debounce", ours["works"], target=obeyed)
+    yield Row("a pod is deleted -> its queues are consumed elsewhere", ours["left"], java_leave, obeyed)
+    yield Row("a pod is gone -> its queues are consumed elsewhere", ours["gone"], target=obeyed)
+    yield Row("queues are added -> they are consumed", ours["added"], java_added, "≤ 6 s")
     yield Row(
-        f"a member hangs -> its queues are at work elsewhere (Java: not in {NEVER:g} s)",
+        f"a member hangs -> its queues are consumed elsewhere (Java: not in {NEVER:g} s)",
         ours["hung"],
         java_hang,
         "≤ 15 s",

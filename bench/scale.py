@@ -133,7 +133,7 @@ class Scale:
         everything = f"{GROUPS:,} groups, {GROUPS * MEMBERS:,} pods, {GROUPS * QUEUES:,} queues"
         async with self.operator("first"):
             seconds = await _measure_seconds(self._wait_until(lambda: self.crowd.all_obey(self.groups), 600))
-            yield Row(f"{everything}: all of it new, until everybody obeys", Sample([seconds]))
+            yield Row(f"{everything}: all new, until every member obeys", Sample([seconds]))
             await soon(self._all_have_lag, 180)  # the last field that the operator fills in for a new group
             await self._wait_until_quiet()
         writes_before = await self._read_write_counts()
@@ -142,30 +142,30 @@ class Scale:
             await asyncio.sleep(QUIET)
             writes = await self._count_writes(writes_before)
             details = f"then {writes} writes in {QUIET:g} s, {_resident(second.pid)} MiB resident"
-            what = f"the same: a cold start, until all is known; {details}"
+            what = f"the same: a cold start, until the operator knows all groups; {details}"
             yield Row(what, Sample([seconds]), target="≤ 60 s, 0, 400 MiB")
             costs = [await self._count_writes_of_change(group) for group in self.groups[:5]]
             cpu_before = _processor(second.pid)
             durations = [await self._end_members_at_once(number) for number in range(3)]
             cpu_seconds = (_processor(second.pid) - cpu_before) / 3
             writes = sorted(costs)[2]
-            details = (
-                f"{cpu_seconds:.1f} s of the operator's processor; one alone takes {writes} writes besides the pokes"
+            details = f"{cpu_seconds:.1f} s of CPU of the operator; one alone takes {writes} writes besides the pokes"
+            what = (
+                f"{CHANGED} members end at once, in as many groups, until all queues are consumed elsewhere; {details}"
             )
-            what = f"{CHANGED} members end at once, in as many groups, until all works elsewhere; {details}"
             yield Row(what, Sample(durations), target="≤ 5 s, 5")
             await self._follow_sticky()
             durations = [await self._end_members_at_once(number) for number in range(3, 6)]
+            yield Row("the same with Sticky", Sample(durations), target="≤ 5 s")
             yield Row(
-                "the same where the policy is Sticky, which moves what it must", Sample(durations), target="≤ 5 s"
-            )
-            yield Row(
-                f"{POKES * CHANGED:,} pokes alone, by somebody who does nothing else",
+                f"{POKES * CHANGED:,} pokes alone, sent by a client that does nothing else",
                 Sample([await self._measure_pokes()]),
             )
             failovers = await self._measure_failovers(second)
             for way, target in (("killed", "≤ 17 s"), ("ended", "≤ 3 s")):
-                yield Row(f"the leader is {way}, until a change is worked", Sample(failovers[way]), target=target)
+                yield Row(
+                    f"the leader is {way}, until a change made then is applied", Sample(failovers[way]), target=target
+                )
 
     async def _all_have_lag(self) -> bool:
         groups = await self.api.list("/apis/rota.dev/v1alpha1/namespaces/default/consumergroups")

@@ -37,7 +37,7 @@ def rows() -> Iterator[Row]:
         group.make(MEMBERS)
         ours, peer = ground.runner.run(_measured(_Fleet(ground, group.topic)))
     what = f"a subscription of a group of {MEMBERS} is changed"
-    yield Row(f"{what}: the last member uses it", Sample(ours.last), Sample(peer.last), "≤ 2 s")
+    yield Row(f"{what}: until the last member uses it", Sample(ours.last), Sample(peer.last), "≤ 2 s")
     yield Row("the same: from the first member to the last", Sample(ours.apart), Sample(peer.apart))
 
 

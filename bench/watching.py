@@ -166,12 +166,12 @@ class _WatchBenchmark:
         committed_in_few = await self._sample_lag()
         peer = await asyncio.to_thread(self._measure_mqadmin)
         yield Row(
-            f"lag of {size} read anew{_describe(committed_in_few)}", Sample(committed_in_few.seconds), peer, "≤ 15 s"
+            f"lag of {size} polled{_describe(committed_in_few)}", Sample(committed_in_few.seconds), peer, "≤ 15 s"
         )
         await self._commit(range(FULL - 1, QUEUES))
         committed_in_all = await self._sample_lag()
         yield Row(
-            f"the same where each queue was committed{_describe(committed_in_all)}",
+            f"the same with a committed offset in each queue{_describe(committed_in_all)}",
             Sample(committed_in_all.seconds),
             None,
             "≤ 15 s",
@@ -279,9 +279,9 @@ class _WatchBenchmark:
             blocked_seconds.append(await self.loop_monitor.take_longest())
         samples = sum(not line.startswith(b"#") for line in text.splitlines())
         label = f"metrics of {size} rendered: {samples:,} samples, {len(text) / 1e6:.1f} MB"
-        yield Row(f"{label}, the loop kept for {Sample(blocked_seconds)}", Sample(seconds), target="≤ 1 s, ≤ 30 MB")
+        yield Row(f"{label}, loop blocked for {Sample(blocked_seconds)}", Sample(seconds), target="≤ 1 s, ≤ 30 MB")
         durations, sample_count, blocked = await self._measure_prometheus_scrapes()
-        longest = f"the loop kept for at most {1000 * blocked:.0f} ms"
+        longest = f"loop blocked for at most {1000 * blocked:.0f} ms"
         yield Row(f"the same scraped by Prometheus: {sample_count:,.0f} samples, {longest}", durations, target="≤ 1 s")
 
     async def _measure_prometheus_scrapes(self) -> tuple[Sample, float, float]:
@@ -315,7 +315,7 @@ def _describe(samples: Samples) -> str:
     requests_range = f"{min(samples.requests):,} to {max(samples.requests):,} requests"
     cpu_seconds = statistics.median(samples.cpu_seconds)
     blocked = Sample(samples.blocked_seconds)
-    return f": {requests_range}, {cpu_seconds:.2f} s of the processor, the loop kept for {blocked}"
+    return f": {requests_range}, {cpu_seconds:.2f} s of CPU, loop blocked for {blocked}"
 
 
 def _build_group(namespace: str, name: str, views: RouteWatcher, measures: OperatorMetrics) -> Group:
@@ -366,7 +366,7 @@ async def _measure_page(instance: Instance) -> list[Row]:
     await served.stop()
     painted, drawn = zip(*loads, strict=True)
     return [
-        Row("the page of a group of 10,000 queues, until something is painted", Sample(painted), target="≤ 1 s"),
+        Row("the page of a group of 10,000 queues, until the first paint", Sample(painted), target="≤ 1 s"),
         Row("the same, until the map of all queues is painted", Sample(drawn), target="≤ 1 s"),
     ]
 
