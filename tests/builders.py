@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from rota.brokers.port import queues_of
 from rota.documents import Assignment, Release, Share
 from rota.model import Holder, Queue, Roster
 from rota.planner import DecodedReport, PodSnapshot, QueueView, Snapshot
@@ -60,7 +61,15 @@ def a_view(
     queues: int = 6, topic: str = "orders", stable_for: float = LONG, brokers: tuple[str, ...] = ("a",)
 ) -> QueueView:
     """Return the view of a topic at its brokers."""
-    return QueueView(tuple(Queue(topic, broker, number) for broker in brokers for number in range(queues)), stable_for)
+    return QueueView(queues_of(topic, dict.fromkeys(brokers, queues)), stable_for)
+
+
+def owners_of(document: Assignment) -> dict[Queue, Holder]:
+    """Return the owner of each queue that the assignment gives to a member."""
+    owners: dict[Queue, Holder] = {}
+    for name, share in document.members.items():
+        owners.update(dict.fromkeys(share.queues, Holder(name, share.uid)))
+    return owners
 
 
 def a_report(name: str = "m1", generation: int = 1, held: Iterable[Queue] = (), **changed: Any) -> Report:

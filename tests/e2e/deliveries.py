@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -106,9 +106,10 @@ class AppLogs:
     def delivered(self) -> list[Delivery]:
         """Return all deliveries so far."""
         self.done()
-        return [
-            delivery for requests in self._requests.values() for request in requests.values() for delivery in request
-        ]
+        deliveries: list[Delivery] = []
+        for requests in self._requests.values():
+            deliveries += chain.from_iterable(requests.values())
+        return deliveries
 
     def app_ends(self) -> Iterator[Fact]:
         """Yield the ends of apps, which end their open deliveries.
@@ -117,9 +118,10 @@ class AppLogs:
         """
         yield from self._ends.values()
         for path, following in pairwise(sorted(self._requests)):
-            times = [at for (delivery,) in self._requests[path].values() for at in (delivery.begin, delivery.end) if at]
-            if _member(path) == _member(following) and path not in self._ends and times:
-                yield Fact(max(times), "app", _member(path))
+            deliveries = [*chain.from_iterable(self._requests[path].values())]
+            if _member(path) == _member(following) and path not in self._ends and deliveries:
+                last_at = max(max(delivery.begin, delivery.end or 0.0) for delivery in deliveries)
+                yield Fact(last_at, "app", _member(path))
 
     def _parse(self, path: Path, entry: dict[str, Any]) -> None:
         for key, kind in (("died", "app"), ("stopped", "stopped")):
@@ -174,10 +176,9 @@ def measure_handovers(delivered: list[Delivery]) -> Handovers:
     for delivery in sorted(delivered, key=lambda delivery: delivery.begin):
         if not delivery.queue.topic.startswith(RETRY_TOPIC_PREFIX):
             by_queue.setdefault(delivery.queue, []).append(delivery)
-    pauses = [
-        following.begin - (previous.end or previous.begin)
-        for deliveries in by_queue.values()
-        for previous, following in pairwise(deliveries)
-        if previous.member != following.member
-    ]
+    pauses: list[float] = []
+    for deliveries in by_queue.values():
+        for previous, following in pairwise(deliveries):
+            if previous.member != following.member:
+                pauses.append(following.begin - (previous.end or previous.begin))
     return Handovers(len(pauses), median(pauses or [0.0]), max(pauses, default=0.0))

@@ -9,6 +9,7 @@ from datetime import datetime
 from threading import Lock, Thread
 from typing import Any, NamedTuple
 
+from builders import owners_of
 from ground.cluster import NodeCluster
 from ground.instance import TAG
 from ground.programs import program
@@ -115,7 +116,7 @@ def ownership_facts(documents: Iterable[Assignment]) -> Iterator[Fact]:
     previous_owners: dict[Queue, str] = {}
     for document in documents:
         at = datetime.fromisoformat(document.issued_at).timestamp() + clock_difference
-        owners = {queue: name for name, share in document.members.items() for queue in share.queues}
+        owners = {queue: holder.name for queue, holder in owners_of(document).items()}
         releasing = {queue: release.holder.name for queue, release in document.releasing.items()}
         for name, share in document.members.items():
             yield Fact(at, "granted", name, frozenset(share.queues), document.generation)

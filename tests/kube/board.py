@@ -110,7 +110,9 @@ class _Queries:
             for sample in self._prometheus.query(filled(target["expr"], self._values)):
                 line = lines.setdefault(tuple(sorted(sample["metric"].items())), dict(sample["metric"]))
                 line[name] = float(sample["value"][1])
-        columns = list(dict.fromkeys(label for line in lines.values() for label in line))
+        columns: Object = {}
+        for line in lines.values():
+            columns.update(line)
         shown = [column for column in columns if not organize["excludeByName"].get(column)]
         names = [organize["renameByName"].get(column, column) for column in shown]
         rows = [[line.get(column) for column in shown] for line in lines.values()]
@@ -124,5 +126,8 @@ def _named(legend: str, labels: Mapping[str, str]) -> str:
 def _unit(panel: Object, column: str) -> str:
     config = panel["fieldConfig"]
     own = [override for override in config["overrides"] if override["matcher"]["options"] == column]
-    units = [field["value"] for override in own for field in override["properties"] if field["id"] == "unit"]
-    return str(next(iter(units), config["defaults"]["unit"]))
+    for override in own:
+        for field in override["properties"]:
+            if field["id"] == "unit":
+                return str(field["value"])
+    return str(config["defaults"]["unit"])

@@ -182,8 +182,10 @@ class _Checker:
         end = self._end_of(delivery)
         if delivery.end is not None or end == delivery.begin + self.history.timeout:
             return end
-        logged = [time for entry in self.by_member[delivery.member] for time in (entry.begin, entry.end)]
-        return max(time for time in logged if time is not None and time <= end)
+        times: list[float | None] = []
+        for entry in self.by_member[delivery.member]:
+            times += (entry.begin, entry.end)
+        return max(time for time in times if time is not None and time <= end)
 
     def _unlogged_attempt(self, delivery: Delivery) -> float:
         """Return when an owner's app died that may have received the message without a log entry.

@@ -200,6 +200,11 @@ class Kubelet:
         pod = self.api_pod
         return pod is not None and not pod.terminating and not pod.ended
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pod runs and is Ready."""
+        return self.is_running and self.api_pod is not None and self.api_pod.ready
+
     def on_poke(self, poke: Poke) -> None:
         """Update the volume soon after a changed poke annotation."""
         if poke != self._poked:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builders import owners_of
 from rota.documents import Assignment, decode_assignment
-from rota.model import Queue
+from rota.model import Holder, Queue
 from simulation.server import StoredConfigMap
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Judge:
         self.document = document
 
     def _check_change(self, previous: Assignment | None, document: Assignment) -> None:
-        owners = {queue: name for name, share in document.members.items() for queue in share.queues}
+        owners = owners_of(document)
         for queue in owners:
             if queue in document.releasing:
                 raise InvariantError(f"{queue} is owned and under release at once in generation {document.generation}")
@@ -162,8 +163,8 @@ class Judge:
                 self.forced[queue] = generation
         if previous is None or document.barrier == document.generation:
             return
-        owned = {queue: (name, share.uid) for name, share in previous.members.items() for queue in share.queues}
-        self.granted += sum(owned.get(queue, ("",))[0] != name for queue, name in owners.items())
+        owned = owners_of(previous)
+        self.granted += sum(queue not in owned or owned[queue].name != owner.name for queue, owner in owners.items())
         revoked = [queue for queue in owned if queue in document.releasing and document.releasing[queue].to]
         self._check_budget(document, len(revoked))
         for queue in [*owned, *previous.releasing]:
@@ -225,7 +226,7 @@ class Judge:
             return
         if document.releasing:
             raise InvariantError(f"Still under release in a quiet fleet: {sorted(document.releasing)[:3]}")
-        owners = {queue: name for name, share in document.members.items() for queue in share.queues}
+        owners = owners_of(document)
         if set(owners) != expected:
             raise InvariantError(
                 f"Unowned: {sorted(expected - set(owners))[:3]}; too many: {sorted(set(owners) - expected)[:3]}"
@@ -235,8 +236,8 @@ class Judge:
         if conditions["Ready"]["status"] != "True" or conditions["Progressing"]["status"] != "False":
             raise InvariantError(f"The status does not show a quiet fleet: {conditions}")
 
-    def _check_consumers(self, owners: Mapping[Queue, str]) -> None:
-        for queue, name in owners.items():
+    def _check_consumers(self, owners: Mapping[Queue, Holder]) -> None:
+        for queue, owner in owners.items():
             consuming = [consumer.sidecar.pod.name for consumer in self.consumers.get(queue, [])]
-            if consuming != [name]:
-                raise InvariantError(f"{queue} is owned by {name} but consumed by {consuming} in a quiet fleet")
+            if consuming != [owner.name]:
+                raise InvariantError(f"{queue} is owned by {owner.name} but consumed by {consuming} in a quiet fleet")

@@ -1,6 +1,7 @@
 """A whole simulated fleet: API server, broker, operators, pods; and the controller that keeps pods running."""
 
 from functools import partial
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -151,11 +152,11 @@ class Simulation:
     def _create_pod(self) -> None:
         self._pods_created += 1
         existing = self.api.pods
-        names = (
-            f"orders-{number}" if self.stable_names else f"orders-{self._pods_created:03d}" for number in range(1000)
-        )
-        name = next((name for name in names if name not in existing), None)
-        if name:
+        if self.stable_names:
+            name = next(name for name in map("orders-{}".format, count()) if name not in existing)
+        else:
+            name = f"orders-{self._pods_created:03d}"
+        if name not in existing:
             self.kubelets[name] = Kubelet(self, name, f"uid-{self._pods_created}")
 
     def is_new(self, name: str) -> bool:
@@ -173,12 +174,7 @@ class Simulation:
             self.surge += 1
             yield 1.0
             for _ in range(30):
-                ready = [
-                    candidate
-                    for candidate in self.kubelets.values()
-                    if candidate.is_running and candidate.api_pod and candidate.api_pod.ready
-                ]
-                if len(ready) >= self.replicas + self.surge:
+                if sum(candidate.is_ready for candidate in self.kubelets.values()) >= self.replicas + self.surge:
                     break
                 yield 0.5
             self.surge -= 1

@@ -60,7 +60,7 @@ class SharedResponse:
                 self._requests_by_body.pop(version, None)
 
     async def _render_if_stale(self, *, with_gzip: bool) -> _RenderedBody:
-        """Return the latest version, rendered anew if its rendering began before this request arrived."""
+        """Return the latest version, rendered again if its rendering began before this request arrived."""
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         async with self._lock:

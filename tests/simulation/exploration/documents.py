@@ -3,9 +3,8 @@
 from datetime import datetime
 from typing import Any
 
-from builders import NOW
+from builders import NOW, owners_of
 from rota.documents import Assignment, Share, decode_assignment
-from rota.model import Holder
 from simulation.judge import InvariantError
 
 
@@ -25,7 +24,7 @@ class Document:
         self.text = text
         self.number = assignment.generation
         members = sorted(assignment.members.items())
-        self.owners = {queue: Holder(name, share.uid) for name, share in members for queue in share.queues}
+        self.owners = owners_of(assignment)
         releasing = sorted(assignment.releasing.items())
         forced = sorted(assignment.forced.items())
         self.holding = {(queue, holder.uid) for queue, holder in self.owners.items()}

@@ -76,18 +76,16 @@ def unsettled(state: ExploredState, *, healed: bool) -> str:
 def _unowned(expected: tuple[Queue, ...], owners: dict[Queue, Holder], able: set[str]) -> str:
     if set(owners) != set(expected):
         return f"Owned are {sorted(owners)}, expected are {expected}"
-    unable = [
-        f"{queue} is owned by {holder}, which cannot consume it"
-        for queue, holder in owners.items()
-        if holder.uid not in able
-    ]
-    return "; ".join(unable)
+    for queue, holder in owners.items():
+        if holder.uid not in able:
+            return f"{queue} is owned by {holder}, which cannot consume it"
+    return ""
 
 
 def _wrong_consumers(state: ExploredState, owners: dict[Queue, Holder], able: set[str], *, healed: bool) -> str:
     """Describe a queue that its owner does not consume, or that another reachable member consumes, too."""
     processes = [slot.process for slot in state.slots if slot.process]
-    for queue in {*owners, *(queue for process in processes for queue in process.consumed_queues)}:
+    for queue in set(owners).union(*(process.consumed_queues for process in processes)):
         consumers = {process.member.uid for process in processes if queue in process.consumed_queues}
         owner = {owners[queue].uid} if queue in owners else set()
         if not owner <= consumers or (consumers - owner) & (consumers if healed else able):

@@ -154,13 +154,10 @@ def _responses(
 def _timers(setting: Setting, state: ExploredState, slot: PodSlot, process: Process) -> Iterator[Transition]:
     due = process.member.next_timer_at()
     leases = process.member.leases.values()
-    locks = [
-        command
-        for commands in process.pending_commands.values()
-        for command, _ in commands
-        if command.action is LeaseAction.LOCK
-    ]
+    open_locks = 0
+    for commands in process.pending_commands.values():
+        open_locks += sum(command.action is LeaseAction.LOCK for command, _ in commands)
     is_needed = any(lease.state is LeaseState.STUCK or lease.is_held for lease in leases)
-    if due is not None and len(locks) <= MAX_OPEN_LOCKS and (is_needed or setting.configuration.late_timers):
+    if due is not None and open_locks <= MAX_OPEN_LOCKS and (is_needed or setting.configuration.late_timers):
         ticked = run_step(setting, state, slot, "tick", due)
         yield Transition("tick" if is_needed else "late", f"{slot.name}'s due timers run", ticked)

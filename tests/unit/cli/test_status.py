@@ -54,7 +54,7 @@ def a_summary(namespace: str = "shop", name: str = "orders", **changes: Any) -> 
     fields: dict[str, Any] = {
         "ready": True,
         "reason": "Settled",
-        "message": "Each of 16 queues has an owner that works it",
+        "message": "Each of 16 queues has an owner that consumes it",
         "moving": False,
         "members": 3,
         "queues": 16,
@@ -222,7 +222,7 @@ async def test_cli_shows_impossible_figures_as_unknown(operator: StubServer) -> 
 async def test_cli_status_wide_adds_generation_retries_dead_letters_and_message(operator: StubServer) -> None:
     head, line = await printed_lines(operator, "status", "-n", "shop", "-o", "wide")
     assert head.endswith("LAST REBALANCE GENERATION RETRYING DEAD LETTERS MESSAGE")
-    assert line.endswith("1 forced 7 0 2 Each of 16 queues has an owner that works it")
+    assert line.endswith("1 forced 7 0 2 Each of 16 queues has an owner that consumes it")
 
 
 async def test_cli_output_name_prints_objects_in_the_form_that_kubectl_accepts(operator: StubServer) -> None:
@@ -259,7 +259,7 @@ async def test_cli_status_without_groups_hints_at_all_namespaces(operator: StubS
 
 async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(operator: StubServer) -> None:
     lines = await printed_lines(operator, "status", "shop/orders")
-    assert "Each of 16 queues has an owner that works it" in lines
+    assert "Each of 16 queues has an owner that consumes it" in lines
     assert "Lag states: 15 queues KeepingUp, 1 queue Slow" in lines
     assert "At broker-a: consumption on, 16 retries, 1 retry queue" in lines
     assert "At broker-b: consumption OFF, 3 retries, 2 retry queues" in lines

@@ -38,7 +38,7 @@ class FilterCounts:
             counts = self._topics.get(subscription.topic)
             if counts is None:
                 continue
-            if counts.expression not in {"", subscription.expression}:  # the expression was changed: count anew
+            if counts.expression not in {"", subscription.expression}:  # the expression was changed: reset the counts
                 counts = self._topics[subscription.topic] = _TopicCounts(now)
             counts.expression = subscription.expression
             if subscription.expression not in {"", "*"}:  # these match every message

@@ -144,7 +144,7 @@ class PageAccess:
         else:
             certificate = request.get_extra_info("peercert")
             if certificate and not self._has_current_authority(request.get_extra_info("sslcontext")):
-                # Without a response the client connects again, and its certificate is verified anew.
+                # Without a response the client connects again, and its certificate is verified again.
                 if request.transport:
                     request.transport.abort()
                 raise ConnectionResetError
