@@ -39,7 +39,7 @@ RUN uv build --wheel --out-dir /dist \
 FROM ${BASE} AS final
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="Rota" \
-      org.opencontainers.image.description="One brain for fleets of message-queue consumers on Kubernetes" \
+      org.opencontainers.image.description="Fleets of message-queue consumers on Kubernetes" \
       org.opencontainers.image.source="https://github.com/rota-dev/rota" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"

@@ -123,7 +123,7 @@ def test_injection_options_set_drain_timeout_and_secrets() -> None:
 def test_injection_accepts_the_docs_example() -> None:
     result = CliRunner().invoke(main, ["inject", "--group", "orders", "-f", str(EXAMPLES / "local-app.yaml")])
     assert result.exit_code == 0
-    assert result.stdout.startswith("# Three pods that answer HTTP")
+    assert result.stdout.startswith("# Three pods on the ground's local node")
 
 
 AMBIGUOUS_SCALARS = {

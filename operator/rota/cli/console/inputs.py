@@ -102,7 +102,7 @@ class YamlDocument(NamedTuple):
             return parser(self.body)
         except InvalidSpecError as mistake:
             message = str(mistake)
-        path_match = re.match(r"[\w.\[\]]*", message)  # a message begins with the field's path, or with a sentence
+        path_match = re.match(r"[\w.\[\]]*", message)  # a message starts with the field's path, or with a sentence
         path = path_match[0] if path_match else ""
         unknown = re.search(r"unknown field (\w+)$", message)
         if unknown:
