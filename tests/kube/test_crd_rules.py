@@ -330,7 +330,7 @@ async def test_crd_and_parser_reject_an_invalid_duration(api: Api, path: str, du
     [
         (a_group("a" * 64), "metadata.name may have at most 63 characters, because it becomes a label's value"),
         (a_group("shop.eu"), "metadata.name has a dot, which no group at a broker may have; set spec.group"),
-        (a_group(template={}), "spec.replicas is missing; say how many pods of spec.template Rota shall run"),
+        (a_group(template={}), "spec.replicas is missing; set it to the number of pods of spec.template"),
         (a_policy(**nearby("east", "east")), "spec.options.machineRoomNearby.brokers[1]: Duplicate value"),
     ],
 )

@@ -299,6 +299,7 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
         change = _desired_change(owner, next_owner)
         # A queue that the group stopped consuming, or that unmanaged consumers get, must leave its owner.
         may_keep = change is DesiredChange.MOVE or queue in situation.subscribed.releasable
+        # An owned queue that stays is decided on only after its owner's restart, for which there is a proof.
         is_voluntary = proven is Proof.NONE and may_keep
         return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, is_voluntary=is_voluntary)
     proven = situation.proofs.unowned_proof_of(queue)

@@ -96,8 +96,11 @@ class Situation:
         if document.everyone is not None:  # Broadcasting: every member consumes all queues
             return []
         unconsumed = frozenset[Queue]().union(*(self._unconsumed_queues(*share) for share in document.members.items()))
-        consumed = set(self.owners_by(document)).difference(unconsumed).union(document.releasing)
-        return [queue for queue in self.queues if queue not in consumed]
+        owners = self.owners_by(document)
+        releasing = document.releasing
+        return [
+            queue for queue in self.queues if (queue not in owners or queue in unconsumed) and queue not in releasing
+        ]
 
     def _unconsumed_queues(self, name: str, share: Share) -> Collection[Queue]:
         """Return the queues of a share that the owner does not consume: it has ended, or drains while it stays."""

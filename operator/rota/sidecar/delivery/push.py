@@ -174,10 +174,8 @@ class PushDelivery:
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._tasks.setdefault(batch.queue, set()).add(task)
             task.add_done_callback(partial(self._on_delivery_ended, batch))
-        has_nothing_to_try = slots > 0 and not self._open_count
-        if (
-            self._app.is_away and has_nothing_to_try
-        ):  # no try would ever clear the app's problem: the next delivery will
+        if self._app.is_away and slots > 0 and not self._open_count:
+            # Nothing is left to try, so no try would clear the app's problem; the next delivery finds out again.
             self._app.track(DeliveryOutcome.DONE)
 
     def _max_messages(self, queue: Queue) -> int:

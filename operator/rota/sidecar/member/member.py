@@ -255,7 +255,10 @@ class Member:
     def report(self) -> Report:
         """Return a consistent snapshot of the member; the same value until something changes."""
         if self._report is None:
-            releasing = [queue for queue, lease in self.leases.items() if lease.state is LeaseState.DRAINING]
+            releasing: list[Queue] = []
+            held: list[Queue] = []  # in the assignment's order: a set would take three times as long to sort
+            for queue, lease in self.leases.items():
+                (releasing if lease.state is LeaseState.DRAINING else held).append(queue)
             self._report = Report(
                 member=self.name,
                 uid=self.uid,
@@ -266,7 +269,7 @@ class Member:
                 revision=self.revision,
                 state=self.state,
                 final=self.final,
-                held=to_ranges(self.leases.keys() - releasing),
+                held=to_ranges(held),
                 releasing=to_ranges(releasing),
                 brokers=self._broker_reachability,
             )
