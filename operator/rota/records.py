@@ -60,14 +60,14 @@ class PlanRecord(Fact, frozen=True, kw_only=True, tag="plan"):
     message: str
     members: Count
     queues: Count
-    held: str | None
+    held: str | None  # why queues do not move yet; None if nothing waits
 
 
 class HandoverRecord(Fact, frozen=True, kw_only=True, tag="handover", rename=_HOLDER_FIELDS):
     """The change that a document made to some queues."""
 
     generation: Count
-    act: str
+    act: str  # an Act, a Proof and an OwnershipState of `handover.py`
     proof: str
     state: str
     queues: RangesByTopic
@@ -120,10 +120,10 @@ class OwnersRecord(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"
     """The owners of all queues, and the rules that applied: the journal can be read from here on."""
 
     generation: Count
-    model: str
+    model: str  # the consumption model: Clustering or Broadcasting
     ordering: str
     start_from: str
-    policy: str | None
+    policy: str | None  # its name
     rules: dict[str, Any]
     members: dict[str, Owner]
     releasing: list[Releasing]
@@ -148,7 +148,7 @@ class OffsetsRecord(Fact, frozen=True, kw_only=True, tag="offsets"):
     """The offsets of a group in its queues at one time."""
 
     topics: dict[str, dict[str, Columns]]
-    verdicts: dict[str, Count]
+    verdicts: dict[str, Count]  # queues by lag state; has nothing to do with records of kind "verdict"
 
 
 class VerdictRecord(Fact, frozen=True, kw_only=True, tag="verdict"):

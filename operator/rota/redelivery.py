@@ -171,6 +171,8 @@ class DeliveryTracker:
         previously_held = RangedQueues(previous.held, previous.releasing)
         releasing = RangedQueues(report.releasing)
         newly_reported = assigned_or_revoked & final_offsets.keys() & previously_held
+        # Queues that the member no longer holds: tracked ones, and those that it held until now and reports offsets of.
+        # A tracked queue that is neither assigned to it nor revoked from it was granted to another member.
         for queue in (tracked | newly_reported) - RangedQueues(report.held):
             if queue not in assigned_or_revoked and assignment is not None and queue in assignment.forced:
                 # Granted by force: the next owner reads without waiting for this report.

@@ -5,10 +5,12 @@ from math import sqrt
 
 from rota.model import Queue
 
-# A member's load has changed if it differs by more than both of these. A noise of 10 % in each weight causes less, even
-# if one member was given all queues that looked heavy.
-NOISE_SHARE = 0.3  # share of the root of the sum of the squared weights of the member's queues
-MIN_CHANGE_SHARE = 0.12  # share of the mean load
+# A member's load has changed if it differs by more than both of these; a noise of 10 % in each weight causes less.
+# The noise of a member's queues partly cancels out: share of the root of the sum of their squared weights.
+NOISE_SHARE = 0.3
+# A member that was given queues because of noise in their weights has another load at the next measurement, even if it
+# got all queues that looked heavy: share of the mean load.
+MIN_CHANGE_SHARE = 0.12
 
 Weights = Mapping[Queue, float]
 
@@ -16,9 +18,7 @@ Weights = Mapping[Queue, float]
 def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str]) -> Weights:
     """Return the previous weights, unless the current ones show a member's load as clearly changed.
 
-    Measured rates always vary, and a strategy that evens out small differences would move queues for ever. The noise of
-    a member's queues partly cancels out: it grows with the root of the sum of their squared weights. But not wholly: a
-    member that was given queues because of noise in their weights carries another load by the next measurement.
+    Measured rates always vary, and a strategy that evens out small differences would move queues for ever.
     """
     total = sum(current.values())
     previous_total = sum(previous.values())

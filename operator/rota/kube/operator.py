@@ -182,7 +182,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
         async def run_kopf_watch() -> None:
             nonlocal code
             if has_kopf:  # it handles the signals until `_stop_on_signals` does
-                code = await run_kopf(
+                code = await run_kopf(  # it sets `stop` when it ends by itself
                     parts.login,
                     parts.events,
                     kopf_namespaces.result(),
@@ -232,7 +232,7 @@ async def _serve(
     def find_leader() -> LeaderPage | None:
         return parse_leader_page(elector.holder_annotations, options.address, has_tls=has_tls)
 
-    may_relay = is_by_token if has_tls else lambda _: True
+    may_relay = is_by_token if has_tls else lambda _: True  # a client's certificate cannot be passed on
     relay = await stack.enter_async_context(LeaderRelay(find_leader, may_relay))
     served = page.serve(options.address, options.port, options.probe_port, security, [relay.relay])
     await stack.enter_async_context(await served)
@@ -256,7 +256,7 @@ def _build_elector(
         page = page_annotations(options.address, options.port, security.certificate_digest())
         values = {
             POD_UID_ANNOTATION: options.pod_uid,
-            PAGE_AUTH_ANNOTATION: options.page_auth.removeprefix("None"),
+            PAGE_AUTH_ANNOTATION: "" if options.page_auth == "None" else options.page_auth,
             **page,
         }
         return {name: value for name, value in values.items() if value}

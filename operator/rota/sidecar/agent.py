@@ -67,7 +67,7 @@ class Agent:
         self._is_publish_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_rejoining = False  # changed settings require a drain, then leaving and joining the group
-        self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end, which is for ever, has started
+        self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end has started; it is never ended
         self._last_rejection: str | None = None
 
     async def run(self, stop_requested: asyncio.Event) -> None:
@@ -108,7 +108,8 @@ class Agent:
         """Read the assignment before anything else: during the stall its queues may have got another owner."""
         _log.warning("The sidecar was stalled for %.1f s; it re-reads its assignment", seconds)
         self.member.mark_stalled()
-        # Postpone a resume: the kubelet may have stalled, too.
+        # A takeover of the predecessor's share waits for some time after the last report request, so this postpones it:
+        # the kubelet may have stalled, too, and the mounted assignment may be outdated.
         self.member.note_report_request(self.host.stall_detector.awake_since)
         try:
             self._read_config()
@@ -236,7 +237,7 @@ class Agent:
 
     def _on_timer(self) -> None:
         self.host.look_if_overdue()  # before the timers: after a stall, a takeover of queues is postponed
-        if self.member.needs_takeover:  # do not resume by an outdated assignment
+        if self.member.needs_takeover:  # no takeover by an outdated assignment
             self._read_config()
         self._effect_runner.submit_effects(self.member.run_due_timers(self.host.now()))
 
@@ -255,7 +256,10 @@ class Agent:
         self.member.note_report_request(self.host.now())
 
     async def drain(self, *, final: bool = False) -> None:
-        """Release every queue, and return when that is done: the pod ends, or with `final` for ever."""
+        """Release every queue, and return when that is done; the pod ends.
+
+        `final` is stored, so that a restarted process of the pod does not consume again either.
+        """
         self.pod_drain_started.set()
         self._effect_runner.freeze_report()
         self._effect_runner.submit_effects(self.member.drain(final=final, now=self.host.now()))

@@ -44,7 +44,7 @@ def report_user_errors(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(130)
         except BrokenPipeError:  # the reader has closed the pipe
             _discard_output()
-        except OSError as error:
+        except OSError as error:  # inputs and requests raise ValueError, so this was a write to the standard output
             _discard_output()
             _exit_with_error(f"The output cannot be written: {error.strerror or error}")
         except RecursionError:

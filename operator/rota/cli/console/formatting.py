@@ -24,6 +24,7 @@ def print_line(text: str) -> None:
 def print_rows(records: list[dict[str, str]]) -> None:
     """Print a table or, if the terminal is too narrow for it, one line for each cell."""
     cleaned = list(map(_sanitize_row, records))
+    # `print_table` wraps values, so only the headings must fit.
     if not cleaned or _terminal_width() >= sum(len(name) + COLUMN_GAP_CHARACTERS for name in cleaned[0]):
         print_table(cleaned)
         return

@@ -1,4 +1,7 @@
-"""Registry of the brokers of all groups: follows their specs and Secrets, and returns what brokers report of them."""
+"""Registry of the brokers of all groups: follows their specs and Secrets, and returns what brokers report of them.
+
+Two groups that claim the same consumer group at a broker are rivals; `bindings` has the rules.
+"""
 
 import asyncio
 import logging
@@ -113,7 +116,7 @@ class BrokerRegistry:
             binding = Binding(group, interest, rocketmq)
             self._bindings.add(binding)
             self._notify_rivals(binding)
-            return
+            return  # its first reconcile polls its brokers (`poll_group`)
         has_other_brokers = binding.rocketmq != rocketmq
         has_changed = has_other_brokers or binding.interest != interest
         self._notify_rivals(binding)  # of its previous claim

@@ -1,4 +1,8 @@
-"""Handlers of watch events, one class a kind: they update the state of the groups concerned, and enqueue these."""
+"""Handlers of watch events, one class a kind: they update the state of the groups concerned, and enqueue these.
+
+With each list, an informer compares what its handlers expect to exist beyond its cache: what the list lacks was deleted
+meanwhile. That is objects whose deletion kopf may have missed, and objects that this operator wrote itself.
+"""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -127,7 +131,7 @@ class PodHandlers:
         self._last_labels.pop(pod.metadata.uid, None)
 
     def expected(self) -> Collection[Pod]:
-        """Return no pods: the operator creates none."""
+        """Return no pods: the informer's cache has all that the operator knows."""
         return ()
 
     def _groups_of(self, pod: Pod) -> list[ObjectKey]:

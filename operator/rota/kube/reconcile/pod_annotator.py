@@ -99,7 +99,7 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
         return str(len(shares.get(state.pod.holder, ())))
 
     def has_outdated_cost(state: PodState) -> bool:
-        return state.is_counted and state.pod.deletion_cost != cost(state)
+        return state.is_staying and state.pod.deletion_cost != cost(state)
 
     outdated = [name for name, state in group.pods.items() if has_outdated_cost(state)] if is_settled else []
 

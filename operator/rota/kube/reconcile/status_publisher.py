@@ -79,8 +79,8 @@ class CoalescingTask:
 class _Step(StrEnum):
     """A step whose failures in a row are counted; log lines name it by its value."""
 
-    PUBLISH = "Writing status and Events"
-    STATUS = "Writing the status"
+    PUBLISH = "Writing status and Events"  # unexpected errors
+    STATUS = "Writing the status"  # the API server rejects the status, or does not respond
     DEPLOYMENT = "Updating the Deployment"
 
 
@@ -186,7 +186,7 @@ class StatusPublisher:
             self._requeue_after(RETRY_PAUSES_SECONDS[0] if has_same_reasons else 0.0)
 
     def _retry_later(self, step: _Step, error: Exception) -> None:
-        """Repeat a failed step later; at once after a first conflict, which means that another writer came first."""
+        """Repeat a failed step later; at once after a first ConflictError, which the Deployment's write raises."""
         is_conflict = isinstance(error, ConflictError)
         is_first_failure = not self._failures[step]
         pause = self._count_failure(step)

@@ -167,7 +167,7 @@ class Group:
     def reported_offsets(self) -> dict[Queue, int]:
         """Offsets of the slowest member of a Broadcasting group; pods that have not started are ignored."""
         members = self.stored_assignment.shares if self.stored_assignment.is_broadcasting else {}
-        running = [state for state in self.pods.values() if state.is_counted and state.pod.started]
+        running = [state for state in self.pods.values() if state.is_staying and state.pod.started]
         return lowest_offsets([state.offsets for state in running if state.pod.holder in members])
 
     def forget_deleted_pods(self) -> None:

@@ -28,7 +28,7 @@ class Restarts:
     _restart_times: list[float] = field(default_factory=list)
 
     def record_report(self, previous: Report | None, report: Report, now: float) -> None:
-        """Record a report. Its process runs: an end known by now is an earlier one's, even if a clock was set back."""
+        """Record a report: its process runs, so any end that is known by now is that of an earlier process."""
         self.end_before_report = self.last_end
         self.stopped_since = None
         if is_later_process(previous, report):
@@ -36,9 +36,10 @@ class Restarts:
             self.responding_since = now
 
     def record_end(self, report: Report | None, process_ended_at: float, now: float) -> None:
-        """Record an end: of the reporting process, if later than its start and unknown at its report (node's clock)."""
+        """Record when a process of the pod last ended, by the node's clock: the reporting one, or an earlier one."""
         self.last_end = process_ended_at
-        is_its_end = report is not None and 0 < report.started < process_ended_at > self.end_before_report
+        is_new = process_ended_at > self.end_before_report  # otherwise it was known when the process reported
+        is_its_end = is_new and report is not None and 0 < report.started < process_ended_at
         if not is_its_end:
             self.stopped_since = None
         elif self.stopped_since is None:
@@ -154,8 +155,8 @@ class PodState:
         self.record_report(report, now, requested_at, ignored_reason)
 
     @property
-    def is_counted(self) -> bool:
-        """Whether a scale-down may still end it: it has the label, and is neither deleted nor ended."""
+    def is_staying(self) -> bool:
+        """Whether it has the label, and is neither terminating, deleted nor ended."""
         return not (self.lost_label or self.is_force_deleted or self.pod.terminating or self.pod.ended)
 
     @property
@@ -163,12 +164,12 @@ class PodState:
         """Whether the member is Ready, responds, and reports its brokers' notices of joined and left consumers."""
         if self.decoded_report is None or self.unreachable_since is not None or self.ignored_reason is not None:
             return False
-        return self.is_counted and self.pod.ready and self.decoded_report.report.consumers_changed is not None
+        return self.is_staying and self.pod.ready and self.decoded_report.report.consumers_changed is not None
 
     @property
     def reachable_brokers(self) -> frozenset[str]:
         """The brokers that it reports as reachable; none while it is not Ready or does not respond."""
-        is_working = self.is_counted and self.pod.ready and self.unreachable_since is None
+        is_working = self.is_staying and self.pod.ready and self.unreachable_since is None
         brokers = self.decoded_report.report.brokers if is_working and self.decoded_report else {}
         return frozenset(broker for broker, is_reachable in brokers.items() if is_reachable)
 
@@ -311,8 +312,7 @@ class GroupPods(dict[str, PodState]):
         return {name for name, share in members.items() if not queues.isdisjoint(share.queues)}
 
     def _is_assigned(self, pod: Pod) -> bool:
-        share = self.assignment.members.get(pod.metadata.name) if self.assignment else None
-        return share is not None and share.uid == pod.metadata.uid
+        return self.assignment is not None and self.assignment.share_of(pod.holder) is not None
 
     def _mark_replaced(self, state: PodState) -> None:
         """Handle a pod that a new pod of its name has replaced: it was deleted, by force if it may still run."""

@@ -63,6 +63,7 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
     check_policy_names(policies)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.yaml"):
+        # A file with a policy's name is ours even without the line: it would be replaced by a recommendation.
         if old.stem in policies or old.read_bytes().startswith(MANIFEST_FIRST_LINE.encode()):
             old.unlink()  # a manifest of an earlier run, which this run may not recommend
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")

@@ -8,7 +8,7 @@ from pyspark.sql import Row
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.report.plots import format_number
 
-MIN_CHANGE_FRACTION = 0.01  # fraction of a measure: smaller changes are not mentioned
+MIN_CHANGE_FRACTION = 0.01  # fraction of a measure: smaller changes are not improvements or drawbacks
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # the largest first
 
 
@@ -66,7 +66,7 @@ def describe_change(current: float | None, proposed: float | None) -> str:
     """Return the relative change of a cost, such as "20% less"."""
     if current is None or proposed is None:
         return "unknown"
-    # Below half of it, the change would be rounded to 0 %.
+    # A change that rounds to 0 % is none; up to 1 % it is "less than 1%".
     if not current or abs(proposed - current) < MIN_CHANGE_FRACTION / 2 * current:
         return "as much"
     direction = "less" if proposed < current else "more"

@@ -66,11 +66,12 @@ class HolderProofs:
             return {}
         proofs: dict[Queue, Proof] = {}
         named = {*self.owners, *self.document.releasing}
-        seconds_since_loss = record.seconds_since(self.document.issued_at, self.now)
+        # The first document after the loss revokes such queues. Later ones are newer, so a pod counts as lost later.
+        revoked_for = record.seconds_since(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
             if not self.evidence_of(pod.holder).ended:
-                is_lost = pod.evidence.is_lost(self.rules, seconds_since_loss)
-                for queue in pod.active_queues - named:
+                is_lost = pod.evidence.is_lost(self.rules, revoked_for)
+                for queue in pod.active_queues - named:  # the weakest proof of all pods counts
                     if proofs.get(queue) is not Proof.NONE:
                         proofs[queue] = Proof.LOST if is_lost else Proof.NONE
         return proofs

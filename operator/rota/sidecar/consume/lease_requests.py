@@ -3,7 +3,7 @@
 The state machine (`queue_lifecycle`) takes a new lease number each time that the queue starts. Then answers to commands
 of the previous lease are not awaited any more: none is given, and requests that have not been sent are dropped.
 
-A command of the current lease is always answered, even if it fails with an unexpected error.
+A command of the current lease is answered even if it fails with an unexpected error, unless the queue was stopped.
 """
 
 import asyncio

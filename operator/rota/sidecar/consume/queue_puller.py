@@ -183,7 +183,10 @@ class QueuePuller:
         return refused if refused and refused.offset == self._window.next_offset else None
 
     def _has_room_after_refusal(self) -> bool:
-        """Whether no message was refused, the queue is empty, or the message and a quarter of its bytes have room."""
+        """Whether to pull after a message was refused: the queue is empty, or it and a quarter of the limit have room.
+
+        A quarter of the queue's limit, so that large messages are not pulled one by one.
+        """
         refused = self._next_if_refused()
         if refused is None or not self._window.unfinished_count:
             return True

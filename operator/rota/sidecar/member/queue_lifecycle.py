@@ -111,7 +111,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], tuple[LeaseState, tuple[LeaseAc
     (_S.DRAINING, _E.REVOKED): (_S.DRAINING, ()),
     (_S.DRAINING, _E.ASSIGNED): (_S.RUNNING, (_A.FETCH,)),
     (_S.DRAINING, _E.REASSIGNED): (_S.DRAINING, ()),
-    (_S.DRAINING, _E.REFUSED): (_S.DRAINING, ()),  # so there is no direct way back to Running
+    (_S.DRAINING, _E.REFUSED): (_S.DRAINING, ()),  # the lock is lost, so Assigned becomes Reassigned
     (_S.DRAINING, _E.DRAIN_TIMEOUT): (_S.DRAINING, (_A.ABORT,)),
     (_S.DRAINING, _E.DRAINED): (_S.DRAINING, (_A.UNLOCK,)),
     (_S.DRAINING, _E.UNLOCKED): (_S.RELEASED, ()),
@@ -257,6 +257,10 @@ class QueueLease:
                 self.may_resume = False
 
     def _take_next_number(self) -> None:
+        """Start another lease of the queue: answers to commands of the previous one are ignored from now on.
+
+        Numbers may be skipped: Released passes through Wanted, which takes one more.
+        """
         self.number = next(self.lease_numbers)
         self.is_held = False
 

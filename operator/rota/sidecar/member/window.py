@@ -77,9 +77,12 @@ class OpenDelivery:
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class QueueWindow:
-    """The messages of one queue between fetching and committing; other modules may read the public fields."""
+    """The messages of one queue between fetching and committing; other modules may read the public fields.
 
-    next_offset: int  # the next offset to fetch; at first the start offset
+    A new window has no start offset: the first `reset` sets it. Later ones, after rewound or lost offsets, keep it.
+    """
+
+    next_offset: int  # the next offset to fetch; without a meaning before the first reset
     orderly: bool = False
     committed_offset: int | None = None  # the offset that the broker is known to have
     start_offset: int | None = field(default=None, init=False)  # where this member began to read the queue
@@ -99,7 +102,8 @@ class QueueWindow:
 
     def reset(self, start: int, committed: int | None = None) -> None:
         """Discard everything except open deliveries, and continue at `start`."""
-        self.start_offset = self.start_offset if self.has_start_offset else start
+        if self.start_offset is None:
+            self.start_offset = start
         self.next_offset = start
         self.committed_offset = committed
         self.unfinished_bytes = 0
@@ -122,7 +126,7 @@ class QueueWindow:
     @property
     def has_start_offset(self) -> bool:
         """Whether the start offset is known."""
-        return self._reset_count > 0
+        return self.start_offset is not None
 
     def stop(self) -> None:
         """Stop handing out messages, and discard messages that were not handed out."""

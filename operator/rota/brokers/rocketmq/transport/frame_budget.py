@@ -51,7 +51,10 @@ class FrameBudget:
         self.grant_waiting()
 
     def grant_waiting(self) -> None:
-        """Grant reservations in their order until one does not fit; smaller frames do not overtake it."""
+        """Grant reservations in their order until one does not fit; smaller frames do not overtake it.
+
+        The callback of a reservation must not release it.
+        """
         for reservation in self._ordered():
             limit_bytes = self.limit_bytes // 2 if reservation.account.is_distrusted else self.limit_bytes
             if self.used_bytes + reservation.size_bytes > limit_bytes:
