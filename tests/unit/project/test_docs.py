@@ -40,7 +40,6 @@ ELSEWHERE = {
     "rota pipeline ": "tests/pipeline/test_docs_page.py",
     "sha256sum --check": "tests/chart/test_release.py",
     "make demo": "tests/ground/tests/test_demo.py",
-    "make test": ".ci/run",
     "make install": ".ci/run",
     "make kind": "tests/ground/tests/test_kind.py",
     "python -m ground up": "tests/ground/tests/test_command.py",
