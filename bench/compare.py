@@ -60,7 +60,7 @@ EVENTS = {
     "lose": Event("one of three is killed, for good", 3, 20, (Act(lambda fleet: fleet.lose()),)),
     "crash": Event("one of three is killed, and started again", 3, 30, (Act(lambda fleet: fleet.crash()),)),
     "hang": Event(
-        "one of three stands still for 40 s",
+        "one of three is suspended for 40 s",
         3,
         55,
         (Act(lambda fleet: fleet.freeze()), Act(lambda fleet: fleet.thaw(), HUNG)),
@@ -68,7 +68,7 @@ EVENTS = {
     "roll": Event("rolling restart of four", 4, 60, (Act(lambda fleet: fleet.roll()),)),
     "grow": Event("two become eight", 2, 45, (scale(8),)),
     "twin": Event(
-        "a third one with the client id of the second (Rota: of the same template, which is all that can be alike)",
+        "a third one with the second's client id (with Rota: a third pod of the template)",
         2,
         22,
         (Act(lambda fleet: fleet.twin()),),
