@@ -79,11 +79,11 @@ def test_crd_fields_have_a_description_in_sentences_that_names_the_default(field
     ("path", "sentence"),
     [
         ("cg", "A ConsumerGroup is a fleet of consumers of a message broker."),
-        ("cg.spec.delivery.push", "How long the app may take to answer; after that the message is tried again later."),
-        ("cg.spec.subscriptions.type", "SQL92 works only where the broker has property filters switched on."),
-        ("cg.status.conditions", "Ready: every queue is owned."),
-        ("rp.spec.options.byConfig.members", "The member's place among the sorted names of all members, from 0."),
-        ("rp.spec.handover", "Cooperative grants a queue when its owner has released it."),
+        ("cg.spec.delivery.push", "Time limit of the app's response."),
+        ("cg.spec.subscriptions.type", "SQL92 requires brokers with enablePropertyFilter."),
+        ("cg.status.conditions", "Ready: every queue has an owner that can consume it."),
+        ("rp.spec.options.byConfig.members", "The member's index among the sorted names of all members, from 0."),
+        ("rp.spec.handover", "Cooperative grants a queue after its owner has released it."),
     ],
 )
 def test_crd_descriptions_are_shown_by_kubectl_explain(control_plane: Cluster, path: str, sentence: str) -> None:
