@@ -84,8 +84,9 @@ async def statuses(world: OperatedNamespace, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(policy_status, "WRITE_INTERVAL_SECONDS", 0.2)
     operator = world.operator
     controller = operator.controller
-    users = operator.events.policies.users
-    writer = PolicyStatusWriter(operator.api, controller.specs.policies, users, lambda: controller.is_leading)
+    groups_by_policy = operator.events.policies.groups_by_policy
+    policies = controller.specs.policies
+    writer = PolicyStatusWriter(operator.api, policies, groups_by_policy, lambda: controller.is_leading)
     running = asyncio.create_task(writer.run())
     yield writer
     running.cancel()

@@ -30,7 +30,7 @@ def object_informers(
 ) -> list[Informer[Any]]:
     """Return informers for the groups' assignments, Deployments and pods, selected by the group label."""
     informers: list[Informer[Any]] = []
-    for namespace in namespaces or [""]:
+    for namespace in namespaces or [""]:  # "": all namespaces
         informers.append(Informer(api, "configmaps", namespace, ConfigMap, events.assignments, params=_GROUP_SELECTOR))
         if with_deployments:
             informers.append(
@@ -43,7 +43,8 @@ def object_informers(
 def custom_informers(api: Api, events: EventHandlers, namespaces: Sequence[str]) -> list[Informer[Any]]:
     """Return informers for policies and groups, policies first.
 
-    Objects that only kopf has reported count as known, too: while its watch is interrupted, it misses deletions.
+    Each list is also compared with the objects that only kopf has reported (the handlers' `expected`): kopf misses
+    deletions while its watch is interrupted.
     """
     informers: list[Informer[Any]] = []
     for namespace in namespaces or [""]:
@@ -53,17 +54,18 @@ def custom_informers(api: Api, events: EventHandlers, namespaces: Sequence[str])
 
 
 async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: bool) -> list[str]:
-    """Await the first lists; return the namespaces for kopf, which gives up on a kind that it may not list.
+    """Await the first lists; return the namespaces for kopf: those in which the operator may list every kind.
 
-    Without `has_kopf`, no namespace is for kopf: the operator's own informers watch groups and policies.
+    Kopf gives up on a kind that it may not list, so a forbidden namespace is not for kopf, nor is it awaited; at least
+    one namespace must be listed. Without `has_kopf`, the operator's own informers watch groups and policies everywhere.
     """
     while True:
-        listed = {informer.namespace for informer in informers}
+        fully_listed = {informer.namespace for informer in informers}
         for informer in informers:
             if informer.is_forbidden or not informer.listed.is_set():
-                listed.discard(informer.namespace)
-        if listed and all(informer.listed.is_set() for informer in without_forbidden_namespaces(informers)):
-            return sorted(listed) if has_kopf else []
+                fully_listed.discard(informer.namespace)
+        if fully_listed and all(informer.listed.is_set() for informer in without_forbidden_namespaces(informers)):
+            return sorted(fully_listed) if has_kopf else []
         await asyncio.sleep(SYNC_CHECK_SECONDS)
 
 
@@ -72,17 +74,18 @@ async def watch_custom_resources(
     custom_resources: Sequence[Informer[Any]],
     kopf_namespaces: "asyncio.Future[list[str]]",
 ) -> None:
-    """List policies and groups of a namespace, and keep them current, even if it can be read only later.
+    """List policies and groups of a namespace, and keep them current, even if the namespace can be read only later.
 
     If kopf watches the namespace, list it again every minute, in case kopf lost an event; otherwise run the informers.
     Groups are listed last: without its pods and its policy, a group would look as if it had none.
     """
+    namespace = custom_resources[0].namespace  # that of all these informers
     for informer in objects:
         await informer.listed.wait()
     for informer in custom_resources:
         while not await _try_relist(informer):  # noqa: ASYNC110 - the API server may not serve it yet
             await asyncio.sleep(RELIST_RETRY_SECONDS)
-    if custom_resources[0].namespace in await asyncio.shield(kopf_namespaces):
+    if namespace in await asyncio.shield(kopf_namespaces):  # the tasks of all namespaces await the same future
         while True:
             await asyncio.sleep(RESYNC_SECONDS)
             for informer in custom_resources:
@@ -107,7 +110,10 @@ async def run_kopf(
     stop: asyncio.Event,
     on_started: Callable[[], object] = lambda: None,
 ) -> int:
-    """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY."""
+    """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY. Set `stop` at the end.
+
+    `on_started` is called once kopf has installed its own signal handlers.
+    """
     registry = kopf_watch.build_registry(
         login,
         (events.groups.on_upsert, events.groups.on_delete),

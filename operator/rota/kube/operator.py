@@ -111,7 +111,7 @@ class _Parts:
 async def operate(options: Options, stop: asyncio.Event | None = None, *, has_kopf: bool = True) -> int:
     """Run until stopped, by `stop` or by a signal; return the exit code, or NESTED_TOO_DEEPLY."""
     async with AsyncExitStack() as stack:
-        login, api, lease_api = await _log_in(stack, options)  # until it returns, a signal ends the process
+        login, api, lease_api = await _log_in(stack, options)  # during the login, a signal ends the process at once
         stop = stop or _stop_on_signals(asyncio.Event())
         parts = await _build(stack, login, api, lease_api, options)
         return await _run(parts, stop, has_kopf=has_kopf)
@@ -128,7 +128,8 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     # Names of groups' Secrets end with another suffix, so no group can claim this name.
     keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
     controller, reports = _build_controller(stack, api, registry, keys, options)
-    informers: list[Informer[Any]] = []  # filled below: handlers of informers need what metrics need
+    # Filled below: metrics show the informers, whose handlers need the observers, which need the metrics.
+    informers: list[Informer[Any]] = []
     metrics = _build_metrics(controller, informers, journal, trace_exporter, options)
     read_model = ReadModel(controller, registry, metrics, identity, VERSION, loop_time, asyncio.Lock())
     observers = Observers(
@@ -161,8 +162,9 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     reports = parts.reports
     get_groups = _led_groups(controller)
     progress_poller = ProgressPoller(get_groups, reports, parts.observers.on_redelivered)
-    users = parts.events.policies.users
-    policy_statuses = PolicyStatusWriter(parts.api, controller.specs.policies, users, lambda: controller.is_leading)
+    policies = controller.specs.policies
+    groups_by_policy = parts.events.policies.groups_by_policy
+    policy_statuses = PolicyStatusWriter(parts.api, policies, groups_by_policy, lambda: controller.is_leading)
     delivery_poller = partial(poll_deliveries, get_groups, reports, controller.enqueue)
     async with asyncio.TaskGroup() as tasks:
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -181,13 +183,13 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
 
         async def run_kopf_watch() -> None:
             nonlocal code
-            if has_kopf:  # it handles the signals until `_stop_on_signals` does
-                code = await run_kopf(  # it sets `stop` when it ends by itself
+            if has_kopf:
+                code = await run_kopf(
                     parts.login,
                     parts.events,
                     kopf_namespaces.result(),
                     stop=stop,
-                    on_started=lambda: _stop_on_signals(stop),
+                    on_started=lambda: _stop_on_signals(stop),  # again: kopf has replaced the signal handlers
                 )
 
         def enqueue_all() -> None:
@@ -195,6 +197,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
                 controller.enqueue(key)
 
         async def start() -> None:
+            """Run kopf, leader election and keys, once the first lists have arrived and the keys were loaded."""
             kopf_namespaces.set_result(await watchable_namespaces(parts.informers, has_kopf=has_kopf))
             await parts.keys.load()
             async with asyncio.TaskGroup() as inner:
@@ -204,7 +207,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
 
         running.append(tasks.create_task(start(), name="start"))
         await stop.wait()
-        for task in reversed(running):
+        for task in reversed(running):  # `start` first, which leads and writes
             task.cancel()
     return code
 
@@ -219,9 +222,10 @@ async def _log_in(stack: AsyncExitStack, options: Options) -> tuple[Login, Api, 
 async def _open_page_security(stack: AsyncExitStack, login: Login, options: Options) -> PageSecurity:
     if options.page_auth != PAGE_AUTH_KUBERNETES:
         return UNRESTRICTED_PAGE
-    names = ["localhost", "127.0.0.1", options.address, f"{options.lease}.{options.own_namespace}.svc"]
+    service_name = f"{options.lease}.{options.own_namespace}.svc"
+    names = list(dict.fromkeys(["localhost", "127.0.0.1", options.address, service_name]))  # without duplicates
     folder = Path(options.page_tls) if options.page_tls else None
-    return await stack.enter_async_context(cluster_page_security(login, list(dict.fromkeys(names)), folder))
+    return await stack.enter_async_context(cluster_page_security(login, names, folder))
 
 
 async def _serve(
@@ -232,7 +236,8 @@ async def _serve(
     def find_leader() -> LeaderPage | None:
         return parse_leader_page(elector.holder_annotations, options.address, has_tls=has_tls)
 
-    may_relay = is_by_token if has_tls else lambda _: True  # a client's certificate cannot be passed on
+    # With TLS, a request is relayed only if it has a token: a client's certificate cannot be passed on.
+    may_relay = is_by_token if has_tls else lambda _: True
     relay = await stack.enter_async_context(LeaderRelay(find_leader, may_relay))
     served = page.serve(options.address, options.port, options.probe_port, security, [relay.relay])
     await stack.enter_async_context(await served)
@@ -240,13 +245,11 @@ async def _serve(
 
 def _build_informers(api: Api, events: EventHandlers, options: Options) -> list[_Informers]:
     """Return, for each watched namespace, the informers of its objects, and those of its policies and groups."""
-    return [
-        _Informers(
-            object_informers(api, events, [namespace], with_deployments=options.fleets),
-            custom_informers(api, events, [namespace]),
-        )
-        for namespace in options.namespaces or [""]
-    ]
+    informers: list[_Informers] = []
+    for namespace in options.namespaces or [""]:  # "": all namespaces
+        objects = object_informers(api, events, [namespace], with_deployments=options.fleets)
+        informers.append(_Informers(objects, custom_informers(api, events, [namespace])))
+    return informers
 
 
 def _build_elector(
@@ -286,15 +289,16 @@ def _build_broker_registry(stack: AsyncExitStack, api: Api, options: Options) ->
 
 
 def _api_server_endpoints() -> list[tuple[str, int]]:
-    """Return the addresses of the API server's Service; in some clusters the environment has a host name."""
+    """Return the addresses of the API server's Service, which brokers must not have; empty outside a cluster."""
     host = os.environ.get("KUBERNETES_SERVICE_HOST")
     port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not port.isdecimal():
         return []
-    try:
-        return [(str(entry[4][0]), int(port)) for entry in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)]
+    try:  # in some clusters the environment has a host name instead of an address
+        entries = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError:
         return []
+    return [(str(socket_address[0]), int(port)) for *_, socket_address in entries]
 
 
 def _build_metrics(
@@ -315,6 +319,7 @@ def _build_metrics(
 
 
 def _led_groups(controller: Controller) -> Callable[[], Mapping[tuple[str, str], Group]]:
+    """Return a function that returns all groups while this operator leads, otherwise none."""
     return lambda: controller.groups if controller.is_leading else {}
 
 

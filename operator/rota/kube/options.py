@@ -24,21 +24,21 @@ class Options:
     namespaces: Sequence[str] = ()  # to manage; empty: all
     own_namespace: str = "default"  # of its Lease
     lease: str = "rota"  # name of its Lease; operators with the same Lease elect one leader
-    identity: str = ""
+    identity: str = ""  # in the Lease and the journal's file names; empty: host name and process id
     pod_uid: str = ""  # of the operator's pod, which `identity` names; empty outside a pod
     address: str = "127.0.0.1"  # to listen on
     port: int = PORT
     probe_port: int = PROBE_PORT
     page_auth: str = "None"  # "None": everyone may read the page; "Kubernetes": users of the cluster
     page_tls: str = ""  # directory of the page's certificate, for page_auth "Kubernetes"
-    journal: str = ""
+    journal: str = ""  # directory; empty: no journal
     journal_limit: str = DEFAULT_LIMIT  # maximum size of the journal's directory
     queue_metrics: bool = True  # whether each queue has its own series
     broker_networks: Sequence[str] = ()  # allowed for name servers and brokers; empty: no check
     max_queues: int = MAX_QUEUES  # of all groups together
     document_schema: int = ASSIGNMENT_SCHEMA  # the highest schema version in which assignments are written
     fleets: bool = True  # whether the operator manages the Deployments of groups with a template
-    image: str = ""  # of sidecars
+    image: str = ""  # of sidecars; empty: that of this version
     login: LoginOptions = field(default_factory=LoginOptions)  # account for the API server
 
 
@@ -67,4 +67,4 @@ def check_options(options: Options) -> None:
         raise ValueError(f"{mistake}; it is part of journal file names: use up to 240 letters, digits, -, _ and .")
     if options.page_tls and options.page_auth == "None":
         raise ValueError("--page-tls is for --page-auth Kubernetes; give both or neither")
-    read_networks(options.broker_networks)
+    read_networks(options.broker_networks)  # raises ValueError for an invalid one

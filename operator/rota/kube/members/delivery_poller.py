@@ -17,6 +17,7 @@ async def poll_deliveries(get_groups: GetGroups, reports: ReportClient, on_chang
     """Poll the deliveries of all members forever; call `on_change` for each group whose delivery problem changed."""
 
     def select_due(step: int) -> Iterable[PollTurn]:
+        """Update the groups' delivery problems, which can also begin and end by time alone; return the members due."""
         groups = get_groups()
         now = loop_time()
         member_count = count_pods(groups)

@@ -38,7 +38,7 @@ class PollTurn(NamedTuple):
 class PollSchedule(NamedTuple):
     """How often members are polled."""
 
-    members_per_step: int  # mean number; it is lower or higher if the cycle has min_steps or max_steps
+    members_per_step: int  # mean number; lower in a cycle of min_steps, higher in a cycle of max_steps
     min_steps: int  # the shortest cycle, in steps (seconds)
     max_steps: int = sys.maxsize
 

@@ -28,7 +28,7 @@ class ProgressPoller:
 
     def __init__(self, get_groups: GetGroups, reports: ReportClient, on_redelivered: OnRedelivered) -> None:
         """`on_redelivered` is called with the messages that were redelivered because a queue has a new reader."""
-        self._read_groups = get_groups
+        self._get_groups = get_groups
         self._reports = reports
         self._on_redelivered = on_redelivered
         self._tracked_groups: Mapping[ObjectKey, Group] = {}
@@ -40,7 +40,7 @@ class ProgressPoller:
     def _select_due(self, step: int) -> Iterable[PollTurn]:
         """Return the members due in this step; members that have just taken over queues get additional turns."""
         groups: dict[ObjectKey, Group] = {}
-        for key, group in self._read_groups().items():
+        for key, group in self._get_groups().items():
             if group.stored_assignment.is_broadcasting:
                 group.pods.delivery_tracker.clear()  # every member reads every queue, so queues are never taken over
             else:
@@ -67,7 +67,7 @@ class ProgressPoller:
             redelivered = pods.record_progress(turn.name, page, loop_time(), max_queues=limit)
             if redelivered:
                 self._on_redelivered(turn.group_key, redelivered)
-            if page.next_start is None or page.next_start <= start:
+            if page.next_start is None or page.next_start <= start:  # the last page, or one that would repeat
                 return
             start = page.next_start
         pod_state.next_progress_index = start
@@ -79,7 +79,8 @@ class ProgressPoller:
 
 
 def _urgent_turns(groups: Mapping[ObjectKey, Group], members: Iterable[PollTurn]) -> Iterator[PollTurn]:
-    names = {key: group.pods.members_taking_over(loop_time()) for key, group in groups.items()}
+    """Yield the members that respond and have just taken over queues."""
+    names_by_group = {key: group.pods.members_taking_over(loop_time()) for key, group in groups.items()}
     for turn in members:
-        if turn.name in names[turn.group_key] and turn.group.pods[turn.name].unreachable_since is None:
+        if turn.name in names_by_group[turn.group_key] and turn.group.pods[turn.name].unreachable_since is None:
             yield turn

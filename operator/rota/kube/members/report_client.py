@@ -32,7 +32,7 @@ PAGES_SECONDS = 5.0  # deadline for all pages of one member
 RESPONSE_TIMEOUT_SECONDS = 2.0  # in addition to the time for which a member holds a long poll
 MAX_LATENESS_SECONDS = 1.0  # by which a time-out may be late; after a later one, this process was stalled
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
-STANDING_POLL_SECONDS = 30  # for which a member holds a standing poll, for brokers' notices; this is its maximum
+STANDING_POLL_SECONDS = 30  # for which a member holds a standing poll, for brokers' notices; sidecars hold none longer
 MAX_REPORT_BYTES = 5 * 2**20
 MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # reports of earlier versions contain measurements of all queues
 MAX_PAGE_BYTES = 2**18  # of a page about queues or deliveries
@@ -72,7 +72,8 @@ class Endpoint(NamedTuple):
         """Return the limit for the body of a response, in bytes."""
         if path in {QUEUES_PATH, DELIVERIES_PATH}:
             return MAX_PAGE_BYTES
-        return MAX_LEGACY_REPORT_BYTES if self.port == REPORT_PORT else MAX_REPORT_BYTES
+        is_legacy = self.port == REPORT_PORT  # sidecars of earlier versions have no control port
+        return MAX_LEGACY_REPORT_BYTES if is_legacy else MAX_REPORT_BYTES
 
     def url(self, target: str) -> str:
         """Return the URL of a path and query at the member."""
@@ -84,7 +85,7 @@ class MemberResponse(NamedTuple):
     """A member's response; `report` is None if the member did not respond, or if another pod did."""
 
     report: Report | None
-    requested_at: float  # if the member did not respond: the start of its silence
+    requested_at: float  # without a response: the start of the member's silence, which may be later than the request
     ignored_reason: Reason | None = None  # why a response is ignored; the member does not count as silent then
 
 
@@ -155,7 +156,10 @@ class ReportClient:
             return body.decode_response(member, _silent_since(requested_at), self._budget)
 
     async def read_with_offsets(self, member: Endpoint) -> tuple[MemberResponse, Mapping[Queue, int | None] | None]:
-        """Return the member's present report, and its offset of each queue; None if they cannot be read."""
+        """Return the member's present report, and its offset of each queue; None if the offsets cannot be read.
+
+        The offsets are in pages of their own; reports of earlier versions contain them.
+        """
         async with self._read_slots:
             requested_at = loop_time()
             body = await self._get(member, {}, RESPONSE_TIMEOUT_SECONDS)
@@ -163,7 +167,7 @@ class ReportClient:
         if response.report is None:
             return response, None
         offsets: QueueOffsets | None = None
-        if not member.is_signed:  # members of earlier versions do not sign, and send the offsets in the report
+        if not member.is_signed:  # perhaps of an earlier version, which does not sign; None if its report has none
             offsets = decode_offsets(body.text or b"").offsets or None
         if offsets is None:
             offsets = await self._read_all_offsets(member)
@@ -287,6 +291,7 @@ class ReportClient:
         target = f"{path}?{parameters}" if parameters else path
         url = member.url(target)
         headers = self._signature("GET", target, member)
+        # From a member that signs, a response without a valid signature is ignored; from others, it is no report.
         unusable = _ResponseBody(ignored_reason=Reason.MEMBER_NOT_AUTHENTICATED) if nonce else _ResponseBody()
         async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
             if response.status == HTTPStatus.UNAUTHORIZED:

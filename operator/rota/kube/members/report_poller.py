@@ -42,7 +42,7 @@ async def _poll_member(reports: ReportClient, on_change: Callable[[ObjectKey], N
         response, offsets = await reports.read_with_offsets(member)
     else:
         response = await reports.read(member)
-    if turn.group.pods.get(turn.name) is not pod_state:
+    if turn.group.pods.get(turn.name) is not pod_state:  # deleted or replaced during the read
         return
     pod_state.offsets = offsets
     if pod_state.record_report(response.report, loop_time(), response.requested_at, response.ignored_reason):

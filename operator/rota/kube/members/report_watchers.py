@@ -72,7 +72,7 @@ class ReportWatchers:
             self._standing_poll = _start_poll(standing, partial(self._poll_for_notices, standing))
 
     def _end_standing_poll(self) -> None:
-        """Cancel the standing poll; a member to poll gets a shorter one instead, which detects its silence sooner."""
+        """Cancel the standing poll. Members that the plan names have shorter polls, which detect silence sooner."""
         if self._standing_poll:
             self._standing_poll.cancel()
         self._standing_member = self._standing_poll = None

@@ -35,8 +35,11 @@ class Topology:
             return
         now = loop_time()
         self._nodes = {name: node for name, node in self._nodes.items() if now < node.read_at + NODE_CACHE_SECONDS}
-        unlabelled_pods = [state.pod for state in group.pods.values() if label not in state.pod.metadata.labels]
-        uncached = {pod.spec.node_name for pod in unlabelled_pods} - self._nodes.keys() - {""}  # "": not scheduled yet
+        uncached: set[str] = set()
+        for state in group.pods.values():
+            node_name = state.pod.spec.node_name  # empty until the pod is scheduled
+            if node_name and node_name not in self._nodes and label not in state.pod.metadata.labels:
+                uncached.add(node_name)
         await asyncio.gather(*(self._read_node(name, now) for name in sorted(uncached)))
 
     async def _read_node(self, name: str, now: float) -> None:
@@ -64,6 +67,7 @@ class Topology:
 def _room_label(group: Group) -> str:
     """Return the label that names machine rooms, by the group's policy; empty if the policy uses none."""
     policy = group.resolved_spec.policy
-    options = policy.options if policy else None
-    strategy_options = options and (options.machine_room_nearby or options.balanced)
-    return (strategy_options.room_label if strategy_options else None) or ""
+    if policy is None:
+        return ""
+    options = policy.options.machine_room_nearby or policy.options.balanced  # only one of both can be set
+    return (options.room_label if options else None) or ""

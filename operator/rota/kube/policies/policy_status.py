@@ -77,13 +77,13 @@ class PolicyStatusWriter:
         self,
         api: Api,
         policies: Mapping[ObjectKey, CustomResource],
-        users: Callable[[], Mapping[ObjectKey, Sequence[str]]],
+        groups_by_policy: Callable[[], Mapping[ObjectKey, Sequence[str]]],
         is_leading: Callable[[], bool],
     ) -> None:
-        """`users` returns the names of the groups that use each policy."""
+        """`groups_by_policy` returns the names of the groups that use each policy."""
         self._api = api
         self._policies = policies
-        self._users = users
+        self._groups_by_policy = groups_by_policy
         self._is_leading = is_leading
         self._is_failing = False
 
@@ -96,9 +96,9 @@ class PolicyStatusWriter:
 
     async def write_due(self) -> None:
         """Write each status that differs from the published one. After a failure, the rest wait for the next run."""
-        users = self._users()
+        groups = self._groups_by_policy()
         async for key, policy in yield_periodically(list(self._policies.items())):
-            status = policy_status(policy, users.get(key, ()), time())
+            status = policy_status(policy, groups.get(key, ()), time())
             if status != policy.status and not await self._write(policy, status):
                 break
 
@@ -112,7 +112,7 @@ class PolicyStatusWriter:
             await self._api.apply(object_path(POLICIES, namespace, name, "status"), body, CustomResource)
         except (ApiError, NoResponseError) as error:
             has_changed = isinstance(error, ApiError) and (error.is_conflict or error.is_not_found)
-            if has_changed:  # the watch reports that, and the next run writes the status
+            if has_changed:  # changed or deleted: the watch reports that, and the next run writes the status
                 return True
             if not self._is_failing:
                 _log.warning("The status of RebalancePolicy %s/%s could not be written: %s", namespace, name, error)

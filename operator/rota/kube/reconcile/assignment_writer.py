@@ -21,7 +21,7 @@ MAX_PENDING_PLANS = 5  # plans of writes without response in a row; the ConfigMa
 
 
 class PendingPlan(NamedTuple):
-    """A plan that is not followed up yet, and the seconds that planning took."""
+    """A plan that is still to be written and followed up, and the seconds that planning took."""
 
     plan: Plan
     planning_seconds: float
@@ -44,7 +44,8 @@ class AssignmentWriter:
             # then conflicts with its own first attempt.
             is_rejected = isinstance(error, ApiError) and error.status in REJECTED_STATUSES
             if not is_rejected:
-                self._pending.append(PendingPlan(replace(pending.plan, config_map_data={}), pending.planning_seconds))
+                plan_without_data = replace(pending.plan, config_map_data={})  # the data is large
+                self._pending.append(PendingPlan(plan_without_data, pending.planning_seconds))
                 self._group.assignment.is_outdated = True
             raise
         self._pending.clear()
@@ -67,7 +68,7 @@ class AssignmentWriter:
 
 
 async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
-    """Write the document. Raise ConflictError if the ConfigMap is not in the version that was read."""
+    """Write the document. Raise ConflictError if the ConfigMap was changed, created or deleted since it was read."""
     body = build_config_map(group, plan.config_map_data)
     try:
         if group.stored_assignment.resource_version:

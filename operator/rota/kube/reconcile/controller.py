@@ -40,7 +40,7 @@ class WorkQueue:
         self.groups: dict[ObjectKey, QueuedGroup] = {}
 
     def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
-        """Reconcile a group soon: once for all calls until then, and once more for all calls while that runs."""
+        """Reconcile a group at the earliest time that calls request; all calls during a reconcile cause one more."""
         queued = self.groups.get(key)
         if queued is None or not self._controller.is_leading or queued.group.body is None or seconds == inf:
             return
@@ -65,7 +65,7 @@ class WorkQueue:
         """Reconcile a group, and enqueue it again: when its plan asks for it, or to retry after a failure."""
         earlier_failures = queued.failures  # in a row
         delay = RETRY_PAUSES_SECONDS[min(earlier_failures, len(RETRY_PAUSES_SECONDS) - 1)]
-        queued.failures += 1
+        queued.failures += 1  # reset below after a success
         try:
             delay = await self._controller.reconcile(queued)
             queued.failures = 0
@@ -101,7 +101,7 @@ class Controller:
         self.deployments = deployments
         self.wall_time = wall_time
         self.specs = GroupSpecs(registry)
-        self._is_observing = False  # whether a group was not observed yet since this operator began to lead
+        self._is_observing = False  # from the begin of leading until every group was observed once; only for the log
         self._stall_detector = StallDetector(0.0)  # replaced when this operator begins to lead
         self._stall_timer: asyncio.TimerHandle | None = None  # while this operator leads
         self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
@@ -181,7 +181,8 @@ class Controller:
 
     def set_leading(self, *, is_leading: bool) -> None:
         """Start or stop leading; a new leader observes every group before it writes."""
-        self.reconciler.is_leading = self._is_observing = is_leading
+        self.reconciler.is_leading = is_leading
+        self._is_observing = is_leading
         self._registry.set_leading(is_leading=is_leading)
         for queued in self._handovers_first():
             queued.group.reset_observations()
@@ -198,7 +199,7 @@ class Controller:
             self._look_for_stall()
 
     def _handovers_first(self) -> list[QueuedGroup]:
-        return sorted(self.queue.groups.values(), key=lambda queued: queued.group.is_at_rest)
+        return sorted(self.queue.groups.values(), key=lambda queued: queued.group.is_at_rest)  # False sorts first
 
     def _look_for_stall(self) -> None:
         """Look for a stall periodically. A timer does it: after a stall it is overdue, and runs before most tasks."""
@@ -206,9 +207,9 @@ class Controller:
         self._stall_timer = asyncio.get_running_loop().call_later(STALL_CHECK_SECONDS, self._look_for_stall)
 
     def check_stall(self) -> None:
-        """After a stall of this process, observe all groups again: it has asked no member meanwhile.
+        """After a stall of this process, observe all groups again: no member was polled during the stall.
 
-        Otherwise one missing response before a stall would count as silence until its end, and the member as lost.
+        Otherwise a response that was missing before the stall would count as silence until its end: a lost member.
         """
         stalled_seconds = self._stall_detector.observe(loop_time())
         if self.is_leading and stalled_seconds:

@@ -1,7 +1,8 @@
 """Handlers of watch events, one class a kind: they update the state of the groups concerned, and enqueue these.
 
-With each list, an informer compares what its handlers expect to exist beyond its cache: what the list lacks was deleted
-meanwhile. That is objects whose deletion kopf may have missed, and objects that this operator wrote itself.
+`expected` returns the objects that exist as far as the operator knows, though the informer's cache may lack them: only
+kopf has reported them, or this operator wrote them. After each list, the informer reports those that the list lacks as
+deleted.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -42,7 +43,7 @@ class GroupHandlers:
             return
         if previous and previous.metadata.uid != body.metadata.uid:
             self._mark_deleted(previous)
-            group = self._controller.get_or_add(key).group
+            group = self._controller.get_or_add(key).group  # the controller may have forgotten it
         self._controller.specs.set_spec(group, body)
         if previous is None or previous.metadata.generation != body.metadata.generation:
             self._controller.queue.enqueue(key)
@@ -68,33 +69,33 @@ class PolicyHandlers:
             return
         self._policies[body.metadata.key] = body
         if not body.has_same_spec(previous):  # otherwise only its metadata or status changed, or nothing
-            self._enqueue_users(body)
+            self._enqueue_groups(body)
 
     def on_delete(self, body: CustomResource) -> None:
         """Handle a deleted RebalancePolicy; a recreated one has another uid and stays."""
         current = self._policies.get(body.metadata.key)
         if current and current.metadata.uid == body.metadata.uid:
             del self._policies[body.metadata.key]
-            self._enqueue_users(body)
+            self._enqueue_groups(body)
 
     def expected(self) -> Collection[CustomResource]:
         """Return the policies that exist as far as the operator knows."""
         return self._policies.values()
 
-    def _enqueue_users(self, policy: CustomResource) -> None:
+    def _enqueue_groups(self, policy: CustomResource) -> None:
         for key, group in self._controller.groups.items():
             if group.body and (group.namespace, group.body.policy_name) == policy.metadata.key:
                 self._controller.specs.set_spec(group, group.body)
                 self._controller.queue.enqueue(key)
 
-    def users(self) -> dict[ObjectKey, list[str]]:
+    def groups_by_policy(self) -> dict[ObjectKey, list[str]]:
         """Return the names of the groups that refer to each policy."""
-        users: dict[ObjectKey, list[str]] = {}
+        groups: dict[ObjectKey, list[str]] = {}
         for (namespace, name), group in self._controller.groups.items():
             policy = group.body.policy_name if group.body else ""
             if policy:
-                users.setdefault((namespace, policy), []).append(name)
-        return users
+                groups.setdefault((namespace, policy), []).append(name)
+        return groups
 
 
 class PodHandlers:
@@ -106,7 +107,7 @@ class PodHandlers:
 
     def on_upsert(self, pod: Pod) -> None:
         """Handle an added or changed pod."""
-        keys = self._groups_of(pod)
+        keys = self._groups_of(pod)  # before the next line: also the group of the previous label
         self._last_labels[pod.metadata.uid] = pod.labelled_group
         for key in keys:
             queued = self._controller.get_or_add(key)
@@ -115,7 +116,7 @@ class PodHandlers:
             queued.group.pods.upsert(pod, loop_time())
             if previous is None or previous.planning_fields != pod.planning_fields:
                 if previous and previous.ready and not pod.ready:
-                    # The member may hang: a poll that it holds would hide its silence. The reconcile starts another.
+                    # The member may hang: a poll that it holds would hide its silence. The reconcile starts a new poll.
                     queued.watchers.cancel_polls(pod.metadata.name)
                 self._controller.queue.enqueue(key)
                 self._controller.poll_limiter.prioritize(queued.group)

@@ -42,7 +42,7 @@ class PriorityLimiter:
                 await turn
             except asyncio.CancelledError:
                 self._waiting.pop(group, None)
-                if not turn.cancelled():  # the slot was granted already
+                if not turn.cancelled():  # the group had the slot already
                     self._release_slot()
                 raise
         try:
@@ -56,6 +56,7 @@ class PriorityLimiter:
             self._waiting.move_to_end(group, last=False)
 
     def _release_slot(self) -> None:
+        """Pass the slot on to the next waiting group; without one, the slot is free."""
         while self._waiting:
             _, turn = self._waiting.popitem(last=False)
             if not turn.done():
@@ -84,7 +85,7 @@ class GroupStateReader:
         """
         if not group.was_observed:
             resets_before = group.observation_resets
-            if not group.stored_assignment.resource_version:  # a ConfigMap that came before its group may be dropped
+            if not group.stored_assignment.resource_version:  # a ConfigMap that came before its group may not be kept
                 await self._read_assignment(group)
             await self._read_unwatched_pods(group)  # so that no ended member is polled
             await self._poll_in_slot(group)
@@ -92,7 +93,7 @@ class GroupStateReader:
         if group.assignment.is_outdated or not group.stored_assignment.is_writable:
             await self._read_assignment(group)
         await self._read_unwatched_pods(group)
-        if group.pods.surplus and group.pods.has_capacity:
+        if group.pods.surplus and group.pods.has_capacity:  # members have ended, so surplus pods can replace them
             await self._list_pods(group)
         await self.topology.load_nodes(group)
         group.forget_deleted_pods()
@@ -165,15 +166,18 @@ class GroupStateReader:
         deleting a pod by force.
         """
         state = group.pods.find_possibly_running(holder)
-        member = Endpoint.from_pod(state.pod, group.uid) if state and state.pod.status.pod_ip else None
-        response = await self._reports.read_if_present(member) if member else None
-        if state is None or member is None or response is None or (response.report and response.report.is_drained):
+        if state is None or not state.pod.status.pod_ip:
             return False
-        is_too_large = response.ignored_reason is Reason.REPORT_TOO_LARGE
+        member = Endpoint.from_pod(state.pod, group.uid)
+        response = await self._reports.read_if_present(member)
+        if response is None or (response.report and response.report.is_drained):
+            return False
+        is_too_large = response.ignored_reason is Reason.REPORT_TOO_LARGE  # nevertheless authenticated
         if response.report or is_too_large:
             state.unauthenticated_since = None
         else:
             requested_at = response.requested_at
+            # Whether responses are missing or unauthenticated, and even by turns: the first one of them counts.
             since = min(state.unauthenticated_since or requested_at, state.unreachable_since or requested_at)
             state.unauthenticated_since = since
             if loop_time() - since >= MAX_SILENCE_SECONDS:

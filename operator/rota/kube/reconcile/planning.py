@@ -21,7 +21,7 @@ class _RequestedPlan(NamedTuple):
 
 
 class PlanRunner:
-    """Makes the plans of all groups; tracks the custom strategies that are running."""
+    """Computes the plans of all groups; tracks the custom strategies that are running."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(MAX_CUSTOM_STRATEGIES, thread_name_prefix="custom")
@@ -50,6 +50,7 @@ class PlanRunner:
         return plan(snapshot, now)
 
     async def _plan_custom(self, snapshot: Snapshot, policy: PolicySpec, now: float) -> Plan:
+        """Run the strategy, unless a run for the same policy is not over yet; a plan that came late is not used."""
         request = self._requested_plans.get(snapshot.group)
         if request is None or request.policy != policy or request.future.done():
             self.discard_request(snapshot.group)

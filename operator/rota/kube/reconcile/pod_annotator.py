@@ -77,7 +77,7 @@ class PodAnnotator:
         return Annotations(writes, SETTINGS_RETRY_SECONDS if has_postponed else math.inf)
 
     def _take_allowed_pokes(self, plan: Plan) -> Mapping[str, Poke]:
-        """Return the pokes to send now. Those for settings only are rate-limited: a policy can have 1,000 groups."""
+        """Return the pokes to send now. Those for settings only are rate-limited: 1,000 groups may share a policy."""
         first = sorted(name for name in plan.settings_only_pokes if plan.pokes[name].attempts == 1)
         repeated = sorted(plan.settings_only_pokes.difference(first))
         first_allowed = self._first_pokes.take(len(first), loop_time())
@@ -90,7 +90,8 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
     """Annotate pods with pokes and deletion costs; return the number of successful writes.
 
     A changed annotation makes the kubelet sync the mounted ConfigMap. Deletion costs make a shrinking Deployment end
-    members with the fewest queues first; they are written along with pokes, and alone only if the group is settled.
+    members with the fewest queues first; they are written along with pokes, and alone only if the group is settled: no
+    member's report could change the next plan.
     """
     slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
     shares = group.stored_assignment.shares
@@ -101,7 +102,9 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
     def has_outdated_cost(state: PodState) -> bool:
         return state.is_staying and state.pod.deletion_cost != cost(state)
 
-    outdated = [name for name, state in group.pods.items() if has_outdated_cost(state)] if is_settled else []
+    names = dict.fromkeys(pokes)  # each pod once
+    if is_settled:
+        names |= dict.fromkeys(name for name, state in group.pods.items() if has_outdated_cost(state))
 
     async def annotate(name: str) -> bool:
         if name not in group.pods:  # it ended while the assignment was written
@@ -121,4 +124,4 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
             return False
         return True
 
-    return sum(await asyncio.gather(*map(annotate, dict.fromkeys([*pokes, *outdated]))))
+    return sum(await asyncio.gather(*map(annotate, names)))

@@ -42,7 +42,7 @@ class QueuedGroup:
     failures: int = 0  # failed reconciles in a row
 
     def stop(self) -> None:
-        """Cancel the timer, the report watchers and the publishing of status."""
+        """Cancel the timer, the report watchers and the publishing of status; the next plan starts them again."""
         if self.timer:
             self.timer.cancel()
             self.timer = None
@@ -153,7 +153,7 @@ class Reconciler:
             raise
 
     async def _publish_problem(self, queued: QueuedGroup, problem: Finding) -> None:
-        """Publish the problem that prevents a decision; assignment and Deployment stay, and due pokes are sent."""
+        """Publish a problem that prevented a plan or its write; assignment and Deployment stay, due pokes are sent."""
         group = queued.group
         uid = group.uid
         if self.is_leading and uid:

@@ -57,7 +57,7 @@ class CoalescingTask:
         self._is_requested = False
 
     def request(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Request a run."""
+        """Request a run of `work`, the same function in each call."""
         self._is_requested = True
         if self._task is None:
             self._task = self._tasks.start(self._run(work))
@@ -142,7 +142,7 @@ class StatusPublisher:
             self._failures[_Step.PUBLISH] = 0
 
     async def _write_status(self, status: Mapping[str, Any]) -> None:
-        """Apply the group's status, removing fields that it lacks; after a failure, reconcile the group again."""
+        """Apply the status, so that its missing fields are removed; after a failure, reconcile the group again."""
         group = self._group
         throttle = group.status_throttle
         path = object_path(GROUPS, group.namespace, group.name, "status")
@@ -165,6 +165,7 @@ class StatusPublisher:
                 self._resources.specs.set_spec(group, written)
 
     async def _sync_deployment(self) -> None:
+        """Update Secret and Deployment; reconcile the group again if that changed its problems or its rollout."""
         previous_problems = self._group.deployment_problems
         previous_rollout = self._group.rollout
         try:

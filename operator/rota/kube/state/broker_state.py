@@ -17,10 +17,10 @@ KEEP_ENDED_SECONDS = 240.0  # no broker lists an ended member for longer: it det
 class BrokerState:
     """A group as its brokers report it: views of its topics, unmanaged consumers, and problems."""
 
-    views: Mapping[str, QueueView | None] = field(default_factory=dict)
-    unmanaged_ids: tuple[str, ...] | None = None
+    views: Mapping[str, QueueView | None] = field(default_factory=dict)  # by topic; None: no response
+    unmanaged_ids: tuple[str, ...] | None = None  # client ids of unmanaged consumers; None: no response
     problems: tuple[Finding, ...] = ()
-    # By client id; of consumers that responded.
+    # By client id; only of unmanaged consumers that responded.
     unmanaged_settings: Mapping[str, ConsumerSettings] = field(default_factory=dict)
     client_validity: Validity | None = None  # of the client certificate that the operator presents to the brokers
 
@@ -36,8 +36,9 @@ class ClientIds:
 
     def suffixes(self, now: float) -> Collection[str]:
         """Return the suffixes `pod#uid` of all client ids; an ended member's is kept while brokers may list it."""
-        current = {client_id_suffix(*holder) for holder in self._pods.holders | self._assignment.stored.holders}
-        last_seen = self._last_seen | dict.fromkeys(current, now)
+        last_seen = dict(self._last_seen)
+        for holder in self._pods.holders | self._assignment.stored.holders:
+            last_seen[client_id_suffix(*holder)] = now
         self._last_seen = {suffix: at for suffix, at in last_seen.items() if now - at < KEEP_ENDED_SECONDS}
         return self._last_seen.keys()
 
@@ -48,12 +49,14 @@ class ClientIds:
         releasing = stored.document.releasing if stored.document else {}
         for queue, release in releasing.items():
             queues_by_holder.setdefault(release.holder, []).append(queue)
-        ended = {state.pod.metadata.uid: client_id(state.pod) for state in self._pods.values() if state.pod.ended}
-        client_ids = self._pods.deleted_client_ids | ended
+        ended_client_ids = dict(self._pods.deleted_client_ids)  # by uid of the pod
+        for state in self._pods.values():
+            if state.pod.ended:
+                ended_client_ids[state.pod.metadata.uid] = client_id(state.pod)
         locks: list[tuple[str, list[Queue]]] = []
         for holder, queues in queues_by_holder.items():
-            if queues and holder.uid in client_ids and holder.uid not in self._unlocked_uids:
-                locks.append((client_ids[holder.uid], queues))
+            if queues and holder.uid in ended_client_ids and holder.uid not in self._unlocked_uids:
+                locks.append((ended_client_ids[holder.uid], queues))
                 self._unlocked_uids.add(holder.uid)
         return locks
 

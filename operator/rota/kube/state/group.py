@@ -18,14 +18,14 @@ from rota.kube.state.status_throttle import StatusThrottle
 from rota.kube.state.stored_assignment import AssignmentLimits, AssignmentState, StoredAssignment
 from rota.lag import lowest_offsets
 from rota.model import RETRY_TOPIC_PREFIX, Finding, Queue, Reason
-from rota.planner import Snapshot
+from rota.planner import PodSnapshot, Snapshot
 from rota.planner.status import conditions
 from rota.spec import GroupSpec, resolved
 from rota.spec.consumer_settings import find_mismatches
 
 RECHECK_MISSING_SECONDS = 1.0  # until a pod that may have ended is read again
 REREAD_ASSIGNMENT_SECONDS = 60.0  # until an assignment that could not be used is read again
-NO_WEIGHTS: Mapping[Queue, float] = {}
+NO_WEIGHTS: Mapping[Queue, float] = {}  # of a group whose policy needs no queue weights
 
 
 class AppliedTemplate(NamedTuple):
@@ -159,14 +159,17 @@ class Group:
     @property
     def topics(self) -> frozenset[str]:
         """The topics that its members read: its subscriptions and its retry topic."""
-        subscriptions = self.last_valid_spec.subscriptions if self.last_valid_spec else ()
-        subscribed = [subscription.topic for subscription in subscriptions]
-        return frozenset([*subscribed, RETRY_TOPIC_PREFIX + self.consumer_group])
+        topics = {RETRY_TOPIC_PREFIX + self.consumer_group}
+        if self.last_valid_spec:
+            topics.update(subscription.topic for subscription in self.last_valid_spec.subscriptions)
+        return frozenset(topics)
 
     @property
     def reported_offsets(self) -> dict[Queue, int]:
-        """Offsets of the slowest member of a Broadcasting group; pods that have not started are ignored."""
-        members = self.stored_assignment.shares if self.stored_assignment.is_broadcasting else {}
+        """Each queue's lowest offset over the started, staying members of a Broadcasting group, if all report it."""
+        if not self.stored_assignment.is_broadcasting:
+            return {}
+        members = self.stored_assignment.shares
         running = [state for state in self.pods.values() if state.is_staying and state.pod.started]
         return lowest_offsets([state.offsets for state in running if state.pod.holder in members])
 
@@ -189,12 +192,10 @@ class Group:
         """Return the planner's snapshot; `weights` is None if the policy needs queue weights and they are unknown."""
         specs = self.resolved_spec
         stored = self.stored_assignment
-        reached_since: dict[str, float] = {}
-        for state in self.pods.values():
-            for broker_name in state.reachable_brokers:
-                reached_since[broker_name] = self._broker_reached_since.get(broker_name, now)
-        self._broker_reached_since = reached_since
-        pods = [state.to_planner_pod(now, rooms.get(name), reached_since) for name, state in sorted(self.pods.items())]
+        self._update_broker_reached_since(now)
+        pods: list[PodSnapshot] = []
+        for name, state in sorted(self.pods.items()):
+            pods.append(state.to_planner_pod(now, rooms.get(name), self._broker_reached_since))
         member_findings = member_problems(self.pods, self.key_problems)
         if self.deliveries.problem:
             member_findings.append(self.deliveries.problem)
@@ -229,6 +230,14 @@ class Group:
             rolling_out=self._is_rolling_out,
             max_schema=self.assignment.limits.max_schema,
         )
+
+    def _update_broker_reached_since(self, now: float) -> None:
+        """Keep the time of each broker that a member still reaches; a broker that no member reaches loses its time."""
+        reached_since: dict[str, float] = {}
+        for state in self.pods.values():
+            for broker_name in state.reachable_brokers:
+                reached_since[broker_name] = self._broker_reached_since.get(broker_name, now)
+        self._broker_reached_since = reached_since
 
     @property
     def _is_rolling_out(self) -> bool | None:

@@ -8,7 +8,7 @@ from rota.model import Finding, Reason
 
 _MAX_NAMES = 3  # pods in one sentence
 
-_MESSAGE_BY_REASON = {
+_MESSAGE_BY_REASON = {  # of members whose reports are ignored; {} is their number and some names
     Reason.MEMBER_NOT_AUTHENTICATED: (
         "{} are not authenticated by the group's key. They keep their queues. A new pod may not have its key for up to"
         " two minutes; if this lasts, check the group's Secret with the key, and delete the pods"
@@ -41,8 +41,8 @@ def member_problems(pods: GroupPods, key_problems: Sequence[Finding] = ()) -> li
     return problems
 
 
-def _too_many_members(pods: int, limit: int) -> Finding:
-    message = f"{pods:,} pods carry the group's label; a group may have {limit:,} members"
+def _too_many_members(pod_count: int, limit: int) -> Finding:
+    message = f"{pod_count:,} pods carry the group's label; a group may have {limit:,} members"
     return Finding(Reason.TOO_MANY_MEMBERS, f"{message}, and no queue is moved while it has more: scale the group down")
 
 

@@ -39,8 +39,8 @@ class Restarts:
         """Record when a process of the pod last ended, by the node's clock: the reporting one, or an earlier one."""
         self.last_end = process_ended_at
         is_new = process_ended_at > self.end_before_report  # otherwise it was known when the process reported
-        is_its_end = is_new and report is not None and 0 < report.started < process_ended_at
-        if not is_its_end:
+        has_reporter_ended = is_new and report is not None and 0 < report.started < process_ended_at  # 0: unknown
+        if not has_reporter_ended:
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
@@ -123,18 +123,18 @@ class PodState:
         previous = self.decoded_report.report if self.decoded_report else None
         if previous and is_later_process(report, previous):
             return False  # a late response of a process that has ended
-        was_silent = self.unreachable_since is not None or previous_ignored_reason or self.restarts.has_stopped
+        # The first report after silence, an ignored response or the end of a process; the next lines reset all three.
+        resumes = self.unreachable_since is not None or previous_ignored_reason is not None or self.restarts.has_stopped
+        may_change_plan = resumes or not leads_to_same_plan(previous, report)
         self.restarts.record_report(previous, report, now)
-        self.ignored_since = None
-        may_change_plan = bool(was_silent) or not leads_to_same_plan(previous, report)
-        self.unreachable_since = None
+        self.ignored_since = self.unreachable_since = None
         if self.handled_notices is None:
             self.handled_notices = report.consumers_changed
         if previous != report:
             self.decoded_report = planner.DecodedReport(report)
             if previous is not None:
                 self.on_report(previous, report, now)
-        if may_change_plan:
+        if may_change_plan:  # otherwise the report names the same brokers as before
             cut_off = [broker for broker, reachable in report.brokers.items() if not reachable]
             self.cut_off_since = {broker: self.cut_off_since.get(broker, now) for broker in cut_off}
         return may_change_plan
@@ -176,12 +176,14 @@ class PodState:
     def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> planner.PodSnapshot:
         """Return the planner's view of it; `reached_since`: since when at least one member reaches each broker."""
         pod = self.pod
+        # 0 seconds if no member reaches the broker: then the broker is down, and the members are not cut off.
+        cut_off_for = {name: now - max(at, reached_since.get(name, now)) for name, at in self.cut_off_since.items()}
         return planner.PodSnapshot(
             name=pod.metadata.name,
             uid=pod.metadata.uid,
             started=pod.started,
             ready=pod.ready and not self.lost_label,
-            stable_for=math.inf if self.lost_label else now - self.ready_changed_at,
+            stable_for=math.inf if self.lost_label else now - self.ready_changed_at,  # without label: no grace period
             age=now - self.first_seen,
             terminating=pod.terminating or self.is_force_deleted,
             terminating_for=0.0 if self.terminating_since is None else now - self.terminating_since,
@@ -195,9 +197,7 @@ class PodState:
             decoded_report=self.decoded_report,
             unreachable_for=0.0 if self.unreachable_since is None else now - self.unreachable_since,
             rejected_for=0.0 if self.ignored_since is None else now - self.ignored_since,
-            cut_off_brokers={
-                name: now - max(at, reached_since.get(name, now)) for name, at in self.cut_off_since.items()
-            },
+            cut_off_brokers=cut_off_for,
             poke=pod.poke,
             poked_for=now - self.poke_changed_at,
         )
@@ -206,9 +206,8 @@ class PodState:
 class GroupPods(dict[str, PodState]):
     """The pods of one group by name, and the state of pods that have left the watch.
 
-    A pod is in this dict while it is watched and, once it has left the watch, in `missing` until it was read
-    (`apply_read`): then it is watched again, or deleted. If a new pod takes its name meanwhile, its state is in
-    `replaced`.
+    A pod that leaves the watch stays in this dict, and its holder is in `missing`, until it is read (`apply_read`):
+    then it is watched again, or deleted. If a new pod takes its name meanwhile, its state moves to `replaced`.
     """
 
     def __init__(self, group: str) -> None:
@@ -249,7 +248,7 @@ class GroupPods(dict[str, PodState]):
             if has_label:
                 self.without_sidecar.add(name)
             return
-        is_kept = state is not None or self._is_assigned(pod)  # without the label, and above the limit, too
+        is_kept = state is not None or self._is_assigned(pod)  # even without the label or above the limit
         if not is_kept and not has_label:
             return
         if not is_kept and not self.has_capacity:
@@ -299,7 +298,7 @@ class GroupPods(dict[str, PodState]):
         return self.delivery_tracker.record_page(reader, progress, rules, now, max_queues=max_queues)
 
     def has_stopped_reading(self, reader: ReaderProcess) -> bool:
-        """Whether a reader's process has ended: its pod has ended, or has reported another process."""
+        """Whether a reader's process has ended: its pod is gone, has ended, or has reported another process."""
         state = self.replaced.get(reader.holder) or self.find(reader.holder)
         if state is None or state.pod.ended or state.restarts.has_stopped:
             return True

@@ -21,7 +21,7 @@ class QueueQuota:
     def __init__(
         self, max_per_group: int = MAX_QUEUES_OF_GROUP, max_total: int = MAX_QUEUES, subject: str = "The topics have"
     ) -> None:
-        self._subject = subject
+        self._subject = subject  # the start of each message
         self._max_per_group = max_per_group
         self._max_total = max_total
         self._claims: dict[ObjectKey, int] = {}
@@ -57,7 +57,7 @@ class QueueQuota:
         self._rejected.pop(key, None)
 
     def rejection(self, key: ObjectKey) -> Finding | None:
-        """Return the limit that a group exceeds, if it does."""
+        """Return why the group's last claim was rejected; None if it was accepted."""
         return self._rejected.get(key)
 
 

@@ -10,8 +10,8 @@ class Rebalance(Struct, frozen=True, rename="camel"):
     message: str
     at: str
     generation: int  # of its first document
-    moved: int = 0
-    forced: int = 0
+    moved: int = 0  # queues, so far
+    forced: int = 0  # queues taken from a member that did not respond, so far
     seconds: float | None = None  # from its first document until every member obeyed
     longest: float | None = None  # of the slowest queue: from its revoke until its next owner obeyed
 

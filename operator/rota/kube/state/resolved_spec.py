@@ -12,8 +12,8 @@ from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, parse_group, pars
 class ResolvedSpec:
     """The specs of a group and its policy, parsed once for each version of them."""
 
-    spec: GroupSpec | None = None
-    policy: PolicySpec | None = None
+    spec: GroupSpec | None = None  # None: invalid
+    policy: PolicySpec | None = None  # None: invalid, or the policy that the group names does not exist
     problems: tuple[Finding, ...] = ()
 
     @property
@@ -26,7 +26,7 @@ def resolve_spec(body: CustomResource, policy: CustomResource | None) -> Resolve
     """Parse a group and the policy that it names; `policy` is None if it does not exist."""
     problems: list[Finding] = []
     spec: GroupSpec | None = None
-    policy_spec: PolicySpec | None = PolicySpec()
+    policy_spec: PolicySpec | None = PolicySpec()  # the defaults, for a group that names no policy
     try:
         spec = parse_group(_spec_mapping(body, "shorten spec.template"))
     except InvalidSpecError as mistake:

@@ -31,7 +31,8 @@ class RetentionBudget:
         if taken > self._total_bytes / 2 or self.used_bytes + size_bytes > self._total_bytes:
             return False
         self._used_by_namespace[namespace] = taken
-        weakref.finalize(item, self._release, namespace, size_bytes).atexit = False
+        finalizer = weakref.finalize(item, self._release, namespace, size_bytes)
+        finalizer.atexit = False  # the end of the process needs no counts
         return True
 
     def _release(self, namespace: str, size_bytes: int) -> None:

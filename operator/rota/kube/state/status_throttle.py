@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-FIGURES_INTERVAL_SECONDS = 1.0
-LAG_KNOWN_INTERVAL_SECONDS = 5.0
-LAG_INTERVAL_SECONDS = 60.0
+FIGURES_INTERVAL_SECONDS = 1.0  # if neither conditions nor lag alone have changed
+LAG_KNOWN_INTERVAL_SECONDS = 5.0  # if the lag has become unknown, or known again
+LAG_INTERVAL_SECONDS = 60.0  # if only the value of the lag has changed
 
 Status = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ class StatusThrottle:
         if self._in_flight is status:
             self._waiting = self._waiting or status
             self._in_flight = None
-            self._last_write_at = now + FIGURES_INTERVAL_SECONDS
+            self._last_write_at = now + FIGURES_INTERVAL_SECONDS  # in the future: even changed conditions wait
 
     def seconds_to_write(self, written: Status, now: float) -> float:
         """Return the seconds until the waiting status must be written; infinite if none waits."""
@@ -67,8 +67,8 @@ def _minimum_interval(status: Status, written: Status) -> float:
         return 0.0
     if {**status, "lag": None} != {**written, "lag": None}:
         return FIGURES_INTERVAL_SECONDS
-    is_known_changed = (status.get("lag") is None) != (written.get("lag") is None)
-    return LAG_KNOWN_INTERVAL_SECONDS if is_known_changed else LAG_INTERVAL_SECONDS
+    becomes_known_or_unknown = (status.get("lag") is None) != (written.get("lag") is None)
+    return LAG_KNOWN_INTERVAL_SECONDS if becomes_known_or_unknown else LAG_INTERVAL_SECONDS
 
 
 def _urgent_fields(status: Status) -> tuple[object, ...]:

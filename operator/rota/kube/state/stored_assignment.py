@@ -24,7 +24,7 @@ class StoredAssignment:
     resource_version: str = ""
     version_number: int = 0
     document: Assignment | None = None
-    damage: str = ""  # why it cannot be decoded: the planner recovers it
+    damage: str = ""  # why the document cannot be decoded; the planner then rebuilds it
     settings: str = ""  # for the sidecars, next to the document
     problems: tuple[Finding, ...] = ()
     is_writable: bool = True  # whether the group may write it
@@ -76,7 +76,8 @@ class StoredAssignment:
             return []
         queues = chain(*self.shares.values(), self.document.releasing, self.document.everyone or ())
         counts: dict[str, dict[str, int]] = {}
-        for (topic, broker), count in Counter(map(itemgetter(0, 1), queues)).items():
+        topic_and_broker = itemgetter(0, 1)  # of a Queue
+        for (topic, broker), count in Counter(map(topic_and_broker, queues)).items():
             counts.setdefault(topic, {})[broker] = count
         return [*counts.values()]
 
@@ -161,7 +162,7 @@ class AssignmentState:
         self._pods.assignment = stored.document
 
     def set(self, config_map: ConfigMap | None, group_uid: str | None) -> None:
-        """Set the ConfigMap (None: it does not exist); a version older than the known one is ignored.
+        """Set the ConfigMap (None: it does not exist); a version that is not newer than the known one is ignored.
 
         If `group_uid` is None, the ConsumerGroup was not seen yet: the ConfigMap is kept until it is.
         """
@@ -197,7 +198,7 @@ class AssignmentState:
         return Metadata(assignment_name(group), namespace=namespace, resource_version=version, labels=labels)
 
     def settings_age(self, now: float) -> float:
-        """Return the seconds since the stored settings changed, as far as this operator has seen."""
+        """Return the seconds since a call of this method first saw the stored settings."""
         if self.stored.settings != self._seen_settings:
             self._seen_settings = self.stored.settings
             self._settings_seen_at = now

@@ -28,12 +28,12 @@ def build_manifest(
     template = remove_sidecar(spec.template or {})
     digest = _template_digest(template, sidecar)
     part = build_part(template, name, sidecar)
-    mark = digest + _DIGEST_SUFFIX
+    digest_annotation = digest + _DIGEST_SUFFIX
     if current and not spec.sidecar.auto_upgrade:
         existing_part = _part_if_unchanged(current, digest)
         if existing_part:
             part = existing_part
-            mark = annotations_of(current)[TEMPLATE_DIGEST_ANNOTATION]
+            digest_annotation = annotations_of(current)[TEMPLATE_DIGEST_ANNOTATION]
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -41,11 +41,11 @@ def build_manifest(
             "name": name,
             "namespace": body.metadata.namespace,
             "labels": {GROUP_LABEL: name, **MANAGED_BY_LABELS},
-            "annotations": {TEMPLATE_DIGEST_ANNOTATION: mark},
+            "annotations": {TEMPLATE_DIGEST_ANNOTATION: digest_annotation},
             "ownerReferences": [owner_reference(body)],
         },
         "spec": {
-            **({} if spec.replicas is None else {"replicas": spec.replicas}),
+            **({} if spec.replicas is None else {"replicas": spec.replicas}),  # left out: an autoscaler may set it
             "selector": {"matchLabels": {GROUP_LABEL: name}},
             "strategy": {
                 "type": "RollingUpdate",
@@ -60,7 +60,7 @@ def build_manifest(
 
 
 def _part_if_unchanged(current: Mapping[str, Any], digest: str) -> SidecarPart | None:
-    """Return the sidecar that this or an earlier version injected; None if the user wants something else now."""
+    """Return the sidecar that is in the Deployment; None if the user has changed template or settings since then."""
     if annotations_of(current).get(TEMPLATE_DIGEST_ANNOTATION, "").removesuffix(_DIGEST_SUFFIX) != digest:
         return None
     return find_part(current["spec"]["template"])

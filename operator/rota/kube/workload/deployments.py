@@ -45,7 +45,7 @@ class Deployments:
         self._enabled = enabled
         self._observed: dict[ObjectKey, Deployment] = {}
         self._applied: dict[ObjectKey, _AppliedManifest] = {}
-        self._deleted_versions: dict[ObjectKey, int] = {}  # of those being applied: the version of the last deletion
+        self._deleted_versions: dict[ObjectKey, int] = {}  # while an apply runs: the version deleted last; 0: none
 
     def on_upsert(self, observed: Deployment) -> bool:
         """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed.
@@ -88,7 +88,7 @@ class Deployments:
         spec = group.resolved_spec.spec
         key = (group.namespace, group.name)
         key_writes = await self._keys.distribute(group) if self._keys else 0
-        if spec is None or group.body is None or group.key_problems:  # new pods could not authenticate
+        if spec is None or group.body is None or group.key_problems:  # without the key, new pods could not authenticate
             return key_writes
         generation = group.body.metadata.generation
         problems, writes = await self._sync_deployment(group, spec, key)
@@ -102,7 +102,8 @@ class Deployments:
     async def _sync_deployment(self, group: Group, spec: GroupSpec, key: ObjectKey) -> _SyncResult:
         """Apply the Deployment, or delete the one of a group that has lost its template."""
         if not self._enabled:
-            return ((Finding(Reason.TEMPLATE_REJECTED, _DISABLED_MESSAGE),) if spec.template else ()), 0
+            problems = (Finding(Reason.TEMPLATE_REJECTED, _DISABLED_MESSAGE),) if spec.template else ()
+            return problems, 0
         if spec.template is not None:
             return await self._apply_template(group, spec, key)
         current = self._observed.get(key)

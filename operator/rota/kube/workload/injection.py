@@ -122,12 +122,12 @@ def find_part(template: Mapping[str, Any]) -> SidecarPart | None:
     sidecar = _find_sidecar(spec)
     if sidecar is None:
         return None
-    own = _own_volume_names(spec)
-    return SidecarPart(sidecar, [volume for volume in spec["volumes"] if volume["name"] in own])
+    own_names = _own_volume_names(spec)
+    return SidecarPart(sidecar, [volume for volume in spec["volumes"] if volume["name"] in own_names])
 
 
 def _own_volume_names(spec: Mapping[str, Any]) -> set[str]:
-    """Return the names of the sidecar's volumes that no other container mounts."""
+    """Return the names of the sidecar's volumes; a volume that another container mounts, too, is the app's."""
     mounted_by_others: set[str] = set()
     for container in (*spec["containers"], *(spec.get("initContainers") or [])):
         if container["name"] != SIDECAR_CONTAINER:
@@ -145,11 +145,11 @@ def _strip_sidecar(template: JsonObject) -> JsonObject:
     """Remove all parts that are recognised by name, and fields that are empty then."""
     metadata = template.get("metadata") or {}
     spec = template["spec"]
-    own = _own_volume_names(spec)
+    own_names = _own_volume_names(spec)
     labels = _without(metadata.get("labels") or {}, GROUP_LABEL)
     annotations = _without(annotations_of(template), IMAGE_ANNOTATION, REVERSE_PATCH_ANNOTATION)
     init = [container for container in spec.get("initContainers") or [] if container["name"] != SIDECAR_CONTAINER]
-    volumes = [volume for volume in spec.get("volumes") or [] if volume["name"] not in own]
+    volumes = [volume for volume in spec.get("volumes") or [] if volume["name"] not in own_names]
     containers = [*map(_without_drain_hook, spec["containers"])]
     stripped_spec = _replace_parts(spec, initContainers=init, volumes=volumes, containers=containers)
     stripped_metadata = _replace_parts(metadata, labels=labels, annotations=annotations)

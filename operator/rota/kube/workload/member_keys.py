@@ -58,7 +58,8 @@ class OperatorKeys(NamedTuple):
 
     def group_keys(self, uid: str) -> tuple[bytes, ...]:
         """Return the keys of a group, the current one first."""
-        return tuple(derive_group_key(key, uid) for key in (self.current, self.previous) if key)
+        current = derive_group_key(self.current, uid)
+        return (current, derive_group_key(self.previous, uid)) if self.previous else (current,)
 
 
 class _KeySecret(msgspec.Struct):
@@ -169,10 +170,10 @@ class MemberKeys:
 
     async def _annotate_pod(self, pod: Pod, key: bytes) -> int:
         """Annotate a pod, once for each key, so that its kubelet rereads the Secret; return the number of requests."""
-        mark = fingerprint(key)
-        if pod.metadata.annotations.get(KEY_FINGERPRINT_ANNOTATION) == mark:
+        key_fingerprint = fingerprint(key)
+        if pod.metadata.annotations.get(KEY_FINGERPRINT_ANNOTATION) == key_fingerprint:
             return 0
-        body = {"metadata": {"uid": pod.metadata.uid, "annotations": {KEY_FINGERPRINT_ANNOTATION: mark}}}
+        body = {"metadata": {"uid": pod.metadata.uid, "annotations": {KEY_FINGERPRINT_ANNOTATION: key_fingerprint}}}
         try:
             await self._api.merge_patch(object_path("pods", *pod.metadata.key), body, PartialObjectMetadata)
         except (ApiError, NoResponseError) as error:

@@ -1,7 +1,7 @@
-"""Reverse patch: a note of the differences between two values, which restores the original.
+"""Reverse patch: the differences between a changed value and its original, from which the original is restored.
 
-A part that a user has changed since the note was made stays as it is. Values that may be absent are lists here: of one
-value, or empty. The note of `{"a": 1, "b": 2}` patched to `{"a": 1, "b": 3, "c": 4}` is
+A part that a user has changed since then stays as it is. Values that may be absent are lists here: of one value, or
+empty. The reverse patch of `{"a": 1, "b": 3, "c": 4}`, which was `{"a": 1, "b": 2}`, is
 `[[["b"], [3], [2]], [["c"], [4], []]]`.
 """
 
@@ -17,13 +17,13 @@ _Entry = tuple[_Path, _OptionalValue, _OptionalValue]  # path, patched value, or
 
 
 def make_patch(patched: Any, original: Any) -> str:
-    """Return the note that turns `patched` back into `original`; empty if they are equal."""
+    """Return the reverse patch that turns `patched` back into `original`; empty if they are equal."""
     entries = [*_differences(patched, original, ())]
     return msgspec.json.encode(entries).decode() if entries else ""
 
 
 def apply_patch(current: Any, patch: str) -> Any:
-    """Return the original value; a note that cannot be decoded changes nothing."""
+    """Return the original value; a reverse patch that cannot be decoded changes nothing."""
     try:
         entries = msgspec.json.decode(patch, type=list[_Entry]) if patch else []
     except (msgspec.DecodeError, RecursionError):
@@ -55,7 +55,9 @@ def _keys(patched: Any, original: Any) -> list[Any]:
 
 def _value_at(value: Any, key: Any) -> list[Any]:
     """Return the value at a key as a list of one; empty if it is absent."""
-    is_present = key in value if isinstance(value, dict) else isinstance(value, list) and key in range(len(value))
+    if isinstance(value, dict):
+        return [value[key]] if key in value else []
+    is_present = isinstance(value, list) and key in range(len(value))
     return [value[key]] if is_present else []
 
 
@@ -63,9 +65,10 @@ def _restore(current: Any, path: list[Any], patched: list[Any], original: list[A
     """Return the current value with the original part at a path, if that part is still as patched."""
     key, *deeper = path
     present = _value_at(current, key)
-    restored = original if present == patched else present
     if deeper:
         restored = [_restore(value, deeper, patched, original) for value in present]
+    else:
+        restored = original if present == patched else present
     if isinstance(current, dict):
         items = {name: value for name, value in current.items() if restored or name != key}  # keeps the order
         return {**items, key: restored[0]} if restored else items

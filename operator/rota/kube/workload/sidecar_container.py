@@ -107,7 +107,7 @@ class _SidecarVolume(NamedTuple):
 
 
 def build_part(template: JsonObject, group: str, sidecar: SidecarSpec) -> SidecarPart:
-    """Return the sidecar as this version injects it. Its state is on the app's volume for it, if the app has one."""
+    """Return the sidecar as this version injects it; the app may mount a volume for its state at STATE_MOUNT_PATH."""
     read_only = [*_volumes(group, sidecar)]
     state = _SidecarVolume("rota-state", STATE_MOUNT_PATH, {"emptyDir": {"sizeLimit": STATE_SIZE_LIMIT}}, "ROTA_STATE")
     run = _SidecarVolume("rota-run", RUN_MOUNT_PATH, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
@@ -115,7 +115,7 @@ def build_part(template: JsonObject, group: str, sidecar: SidecarSpec) -> Sideca
     mounts = [volume.mount | {"readOnly": True} for volume in read_only]
     mounts += [app_mount or state.mount, run.mount]
     injected = [*read_only, run] if app_mount else [*read_only, state, run]
-    container = _container(sidecar, [*read_only, state, run], mounts)
+    container = _container(sidecar, [*read_only, state, run], mounts)  # `state` gives the path, on either volume
     return SidecarPart(container, [volume.manifest for volume in injected])
 
 

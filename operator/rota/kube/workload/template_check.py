@@ -55,7 +55,7 @@ def check_template(template: Mapping[str, Any]) -> None:
     try:
         msgspec.convert(template, _Template)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at ")
+        message, _, path = str(error).partition(" - at ")  # the path is `$.spec.containers[0].name`, for example
         where = path.strip("`").rpartition("$")[2]
         text = f"spec.template{where}: {message[0].lower()}{message[1:]}".replace("`", "")
         raise InvalidSpecError(single_line(text)) from None

@@ -299,15 +299,15 @@ def test_injection_revert_ignores_defaults_of_the_api_server() -> None:
     assert remove_sidecar(injected) == a_template()
 
 
-DEEP_NOTE = '[[["spec"],' + "[" * 100_000
+DEEP_PATCH = '[[["spec"],' + "[" * 100_000
 
 
 @pytest.mark.parametrize(
-    "note", ["", "?", "[]", "{}", "[1]", "[[[],[],[]]]", '[[["spec","containers",9,"x"],[],[1]]]', DEEP_NOTE]
+    "patch", ["", "?", "[]", "{}", "[1]", "[[[],[],[]]]", '[[["spec","containers",9,"x"],[],[1]]]', DEEP_PATCH]
 )
-def test_injection_revert_with_a_corrupt_note_restores_nothing(note: str) -> None:
+def test_injection_revert_with_a_corrupt_reverse_patch_restores_nothing(patch: str) -> None:
     injected = inject(a_template(), "orders", SIDECAR)
-    injected["metadata"]["annotations"][REVERSE_PATCH_ANNOTATION] = note
+    injected["metadata"]["annotations"][REVERSE_PATCH_ANNOTATION] = patch
     assert remove_sidecar(injected) == a_template(terminationGracePeriodSeconds=45)
 
 
