@@ -66,8 +66,8 @@ async def listen(
     """Serve the application until the runner is cleaned up; raise ValueError if the address cannot be bound.
 
     `also_on_loopback` is for kubectl port-forward, which connects to that address. `hint` ends the error's sentence.
-    `get_tls_context` returns the context for a new connection; without it connections are not encrypted. `middlewares`
-    handle requests that the server itself does not reject; those of the application come before.
+    `get_tls_context` returns the context for a new connection; without it connections are not encrypted. The
+    application's own middlewares handle a request first, then the server's, which may reject it, then `middlewares`.
     """
     limits = limits or ServerLimits()
     logging.getLogger("aiohttp.server").addFilter(_is_our_error)
@@ -89,7 +89,7 @@ async def listen(
     await runner.setup()
     try:
         sockets = await _bind(address, port)
-        if also_on_loopback and not any(_includes_loopback(bound) for bound in sockets):
+        if also_on_loopback and not any(map(_includes_loopback, sockets)):
             with suppress(OSError):  # another process listens there
                 sockets += await _bind(LOOPBACK_ADDRESS, port)
         await LimitedSite(runner, sockets, app[BUSY_CONNECTIONS], limits.max_connections, get_tls_context).start()
@@ -170,11 +170,13 @@ def _describe_bind_error(error: OSError) -> str:
 async def _bind(address: str, port: int) -> list[socket.socket]:
     """Return listening sockets, one for each address that the host name resolves to."""
     loop = asyncio.get_running_loop()
+    # An empty address means all interfaces.
     resolved = await loop.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    distinct = dict.fromkeys((family, socket_address) for family, *_, socket_address in resolved)
     sockets: list[socket.socket] = []
     try:
-        for family, socket_address in dict.fromkeys((family, address) for family, *_, address in resolved):
-            sockets.append(socket.create_server(socket_address[:2], family=family, backlog=LISTEN_BACKLOG))
+        for family, (host, bound_port, *_) in distinct:  # IPv6 addresses have two more parts
+            sockets.append(socket.create_server((host, bound_port), family=family, backlog=LISTEN_BACKLOG))
     except OSError:
         for bound in sockets:
             bound.close()
@@ -191,6 +193,7 @@ def _includes_loopback(bound: socket.socket) -> bool:
 
 @web.middleware
 async def _track_busy(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Keep a connection in BUSY_CONNECTIONS while its request is handled: `LimitedSite` closes others if it must."""
     busy = request.app[BUSY_CONNECTIONS]
     busy.add(request.protocol)
     try:
@@ -231,6 +234,6 @@ async def _reject_unreadable_body(request: web.Request, handler: Handler) -> web
 
 
 def _is_our_error(record: logging.LogRecord) -> bool:
-    """Return whether the server caused the error: clients that send invalid requests must not fill the log."""
+    """Filter aiohttp's log: keep errors of the server; clients that send invalid requests must not fill the log."""
     _, error, _ = record.exc_info or (None, None, None)
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)

@@ -123,13 +123,12 @@ class LimitedSite(web.BaseSite):
         if len(connected) + additional <= self._max_connections:
             return True
         self._warn(f"The limit of {self._max_connections} connections is reached; idle ones are closed")
-        idle = next((connection for connection in connected if connection not in self._busy_connections), None)
-        if idle is None or idle.transport is None:
-            return False
-        transport = idle.transport
-        idle.force_close()
-        transport.abort()  # even if the client does not read the response
-        return True
+        for connection in connected:  # the oldest first
+            if connection not in self._busy_connections and (transport := connection.transport):
+                connection.force_close()
+                transport.abort()  # even if the client does not read the response
+                return True
+        return False
 
     def _warn(self, message: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -63,11 +63,11 @@ class Agent:
         self._broker_session = self.host.broker_session
         self._delivery = self.host.delivery
         self._broker_prober = BrokerProber(self.readers, self._problems)
-        self._last_report = self._effect_runner.published_report  # the report that was last passed on
+        self._last_report = self._effect_runner.published_report  # the report that `_publish_report` last handled
         self._is_publish_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_rejoining = False  # changed settings require a drain, then leaving and joining the group
-        self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end has started; it is never ended
+        self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end starts; such a drain never ends
         self._last_rejection: str | None = None
 
     async def run(self, stop_requested: asyncio.Event) -> None:
@@ -105,11 +105,11 @@ class Agent:
             await asyncio.sleep(MONITOR_INTERVAL_SECONDS)
 
     def _on_stall(self, seconds: float) -> None:
-        """Read the assignment before anything else: during the stall its queues may have got another owner."""
+        """Read the assignment before anything else: during the stall this member's queues may have got other owners."""
         _log.warning("The sidecar was stalled for %.1f s; it re-reads its assignment", seconds)
         self.member.mark_stalled()
-        # A takeover of the predecessor's share waits for some time after the last report request, so this postpones it:
-        # the kubelet may have stalled, too, and the mounted assignment may be outdated.
+        # The kubelet may have stalled, too, so that the mounted assignment is outdated. Count the stall's end as a
+        # report request: a takeover of the predecessor's share waits for RESUME_SECONDS after the last request.
         self.member.note_report_request(self.host.stall_detector.awake_since)
         try:
             self._read_config()
@@ -118,6 +118,7 @@ class Agent:
             raise
 
     async def _commit_periodically(self) -> None:
+        """Commit the offsets of all queues every COMMIT_SECONDS, and send pulls that hang again."""
         while True:
             await asyncio.sleep(COMMIT_SECONDS)
             for reader in self.readers.values():
@@ -140,7 +141,8 @@ class Agent:
         if self._broker_session.current is None and not (settings and self._join_group(settings)):
             return  # without a broker session no queue can be consumed, so no assignment is obeyed
         if not self._config_follower.may_store_state():
-            self.member.apply_assignment(None, self.host.now())  # after a stall, continue with the obeyed assignment
+            # Obey nothing new; after a stall this permits deliveries and commits by the obeyed assignment again.
+            self.member.apply_assignment(None, self.host.now())
             return
         self._config_follower.start_incarnation(self.member)
         if not self.member.incarnation:
@@ -211,7 +213,10 @@ class Agent:
             asyncio.get_running_loop().call_soon(self._publish_report)
 
     def _publish_report(self) -> None:
-        """Drop released readers and publish the current report; postponed while effects wait for the disk."""
+        """Drop released readers, publish the current report, and set the timer for the member's next one.
+
+        While effects wait for the disk this does nothing; `EffectRunner` has it called once none waits any more.
+        """
         self._is_publish_scheduled = False
         if self._effect_runner.is_waiting:
             return

@@ -70,7 +70,7 @@ class ConfigFollower:
         return True
 
     def start_incarnation(self, member: Member) -> None:
-        """Store the number of this process and give it to the member; report a failed write as a problem."""
+        """Store the incarnation of this process once, and give it to the member; report a failed write as a problem."""
         if not member.incarnation:
             try:
                 member.set_incarnation(self._state_store.store_incarnation(), time.time())
@@ -78,6 +78,7 @@ class ConfigFollower:
                 message = f"The member receives no queues, because its process number cannot be written: {error}"
                 self._problems.set_problem(Reason.STATE_WRITE_FAILED, message)
                 return
+        # A write has just succeeded: the one above or, after the start, that of `may_store_state`.
         self._problems.set_problem(Reason.STATE_WRITE_FAILED, "")
 
     def schedule_retry(self, reason: Reason | None = None, message: str = "") -> None:

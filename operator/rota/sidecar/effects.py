@@ -1,7 +1,8 @@
 """Executor of the member's effects, in order.
 
 The state that effects must store is on the disk before their commands run and before a report shows them. While the
-disk fails, these effects and all later ones wait, and the report stays as it was: a restart would forget them.
+disk fails, these effects and all later ones wait, and the published report does not change: a restart would forget
+decisions that are not on the disk.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ class EffectRunner:
         self._retry_timer: asyncio.TimerHandle | None = None
         self._skips_failed_writes = False  # the member ends: effects that cannot be stored are run, too
         self._has_run_unstored = False  # the report stays as it was before them
-        self._has_reported_problem = False  # otherwise a reported STATE_WRITE_FAILED is ConfigFollower's
+        self._has_reported_problem = False  # as STATE_WRITE_FAILED, which ConfigFollower reports and clears, too
         self._published_report = get_report()
 
     @property
@@ -110,7 +111,7 @@ def _log_effects(effects: Effects) -> None:
     actions = Counter(command.action for command in effects.commands)
     stopping = actions[LeaseAction.STOP]
     if effects.store_generation is not None:
-        starting = actions[LeaseAction.LOCK] + actions[LeaseAction.FIND_START]
+        starting = actions[LeaseAction.LOCK] + actions[LeaseAction.FIND_START]  # Orderly queues start with Lock
         text = "A new assignment is in force: %d queues start, %d queues are released"
         _log.info(text, starting, stopping, extra={"generation": effects.store_generation})
     elif effects.store_final:

@@ -1,8 +1,8 @@
-"""Host of a member's parts: what its broker session, queue readers and deliveries ask of the member and tell it.
+"""Host of a member's parts: what its broker session, queue readers and deliveries need of the member.
 
 **After a stall of this process, the assignment is read before anything is delivered or committed**: meanwhile the
-operator may have granted the queues to another member by force. A stall may be over before the agent's periodic look,
-so each permission looks for one first.
+operator may have granted the queues to another member by force. A stall may be over before the agent's periodic look
+for stalls, so each `may_` method looks for one first.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class MemberHost:
         return self.member.may_deliver(queue, self.now(), self.settings.delivery.push.timeout)
 
     def may_send(self, queue: Queue, started_at: float) -> bool:
-        """Whether a delivery of that time may be sent; after a later stall only if its queue may deliver now."""
+        """Whether a delivery that started then may be sent; after a stall since then only if its queue may deliver."""
         self.look_if_overdue()
         return self.stall_detector.awake_since < started_at or self.may_deliver(queue)
 

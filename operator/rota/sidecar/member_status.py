@@ -44,7 +44,7 @@ class MemberStatus:
         self._problems = problems
         self._broker_session = broker_session
         self._readers = readers
-        self._fallback_incarnation = secrets.token_hex(8)  # replaces the process number while that cannot be stored
+        self._fallback_incarnation = secrets.token_hex(8)  # reported while the member's incarnation cannot be stored
         self.released_queues = ReleasedQueues()
         self._settings_digest = ""  # digest of the settings in force
         self._settings_changes = 0
@@ -75,6 +75,7 @@ class MemberStatus:
 
     @property
     def _revision(self) -> int:
+        """The revision of the full report: the published report's, plus the changes that only the full report shows."""
         changes = self._problems.change_count + self._settings_changes + self._consumer_changes
         return self._effect_runner.published_report.revision + changes
 
@@ -123,16 +124,18 @@ class MemberStatus:
         if not session.joined.is_set():
             return f"the member is not yet registered with the brokers of {session.settings.group}"
         brokers = {queue.broker for queue in self._readers}
-        if brokers and not any(self._effect_runner.published_report.brokers.get(broker, True) for broker in brokers):
+        reachability = self._effect_runner.published_report.brokers
+        unreachable = {broker for broker in brokers if not reachability.get(broker, True)}  # not asked yet: reachable
+        if brokers and unreachable == brokers:
             return f"no response from {', '.join(sorted(brokers))}"
         return ""
 
     def render_metrics(self, style: MetricsFormat) -> bytes:
         """Render the sidecar's metrics."""
-        windows = [reader.window for reader in self._readers.values()]
-        return self.metrics.render(
-            style,
-            inflight=sum(window.in_flight for window in windows),
-            buffered=sum(window.unfinished_count for window in windows),
-            generation=self._member.obeyed_generation,
-        )
+        inflight = 0
+        buffered = 0
+        for reader in self._readers.values():
+            inflight += reader.window.in_flight
+            buffered += reader.window.unfinished_count
+        generation = self._member.obeyed_generation
+        return self.metrics.render(style, inflight=inflight, buffered=buffered, generation=generation)

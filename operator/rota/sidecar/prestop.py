@@ -1,7 +1,7 @@
 """preStop hook of the sidecar's container: the kubelet runs `python -m rota.sidecar.prestop` when the pod ends.
 
 The hook starts the drain over a Unix socket in a volume that no other container mounts, because an HTTP hook of the
-kubelet cannot carry a secret. It imports little: the messages of the pod's queues wait until it has run.
+kubelet cannot carry a secret. It imports little: until it has connected, no queue is handed over to another member.
 """
 
 import os

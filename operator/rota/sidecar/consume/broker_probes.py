@@ -17,7 +17,7 @@ PROBE_SECONDS = 2.0  # seconds between the last answers and the next probes
 
 
 class BrokerProber:
-    """Probes these brokers, each through the session that last used it."""
+    """Probes the brokers that did not answer at a release, each through the session that last used it."""
 
     def __init__(self, readers: Mapping[Queue, QueueReader], problems: Problems) -> None:
         self._readers = readers
@@ -40,7 +40,7 @@ class BrokerProber:
         return {broker: reachability[broker] for broker in reachability if broker in in_use}
 
     async def run(self) -> None:
-        """Probe all of these brokers every PROBE_SECONDS, for ever."""
+        """Probe these brokers every PROBE_SECONDS, for ever."""
         while True:
             await asyncio.sleep(PROBE_SECONDS)
             await asyncio.gather(*(self._probe(broker, session) for broker, session in self._sessions.items()))
@@ -52,6 +52,6 @@ class BrokerProber:
             return
         except BrokerError:  # an error response, too, shows that the broker is reachable
             pass
-        if self._sessions.get(broker) is session:
+        if self._sessions.get(broker) is session:  # otherwise probes were stopped, or go through another session now
             del self._sessions[broker]
             self._problems.record_answer(broker)

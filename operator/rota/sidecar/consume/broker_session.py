@@ -57,7 +57,7 @@ class BrokerSession:
         self._pod = pod
         self._connect = connect
         self._host = host
-        self._leaving_session: ConsumerSession | None = None
+        self._leaving_session: ConsumerSession | None = None  # a failed join of this session is not retried
 
     def accept_settings(self, settings: GroupSettings) -> bool:
         """Accept settings, and join if needed; False if they require that the caller leaves and calls this again."""
@@ -97,6 +97,7 @@ class BrokerSession:
         return ConsumerSession(settings, consumer, local_store, local_store.consuming_since)
 
     async def _consuming_since(self, topic: str) -> float | None:
+        """Return since when the group consumes a topic; async, as the local store's method reads the disk."""
         return self._host.member.consuming_since(topic)
 
     async def _join_group(self, session: ConsumerSession) -> None:
@@ -174,4 +175,4 @@ def _reason_of(error: BrokerError) -> Reason:
 def _rejoin_settings(settings: GroupSettings) -> bytes:
     """Return, encoded, the settings that can change only by a rejoin."""
     fields = (settings.group, settings.broker, settings.subscriptions, settings.message_model, settings.ordering)
-    return msgspec.json.encode([*fields, settings.delivery.mode], enc_hook=float)
+    return msgspec.json.encode([*fields, settings.delivery.mode], enc_hook=float)  # the hook encodes Seconds

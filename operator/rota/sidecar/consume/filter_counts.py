@@ -13,9 +13,9 @@ MIN_FILTERED_MESSAGES = 50  # and after at least this many messages
 @dataclass(slots=True)
 class _TopicCounts:
     counted_since: float  # start of counting, or time of the last match
-    expression: str = ""
+    expression: str = ""  # as `find_problem` last saw it; empty before
     filtered: int = 0
-    problem: str = ""
+    problem: str = ""  # the reported sentence
 
 
 class FilterCounts:

@@ -24,8 +24,8 @@ class OffsetCommitter:
     def __init__(self, source: QueueSource, on_skipped: Callable[[], None]) -> None:
         """`on_skipped` is called when the window moves on to a higher offset that another consumer has committed."""
         self.commit_lock = asyncio.Lock()
-        # Compare the next commit with the stored offset: another consumer may have had the queue meanwhile, since a
-        # release has started, or the broker was unavailable.
+        # Compare the next commit with the stored offset: the queue is being released, or its broker was unavailable, so
+        # another consumer may have had the queue meanwhile.
         self.needs_check = False
         self._source = source
         self._queue = source.queue
@@ -113,6 +113,7 @@ class OffsetCommitter:
         return pulled
 
     def _may_commit_now(self) -> bool:
+        """Whether a pull may carry a commit: one that must be checked first needs a request of its own."""
         return not self.needs_check and self._host.may_commit(self._queue)
 
     def report_uncommitted(self) -> None:

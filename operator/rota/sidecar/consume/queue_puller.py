@@ -1,6 +1,6 @@
 """The puller of one queue: fetches messages into the queue's window, as far as window and memory budget have room.
 
-The metric labels of pulls are frozen, for users' dashboards name them: some have other words than the code.
+The metric labels of pulls must not change, for users' dashboards name them: some have other words than the code.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class QueuePuller:
         self.status.reset()
 
     def restart(self) -> None:
-        """Pull at the window's new offset: the open pull may wait for long at the old one."""
+        """Pull at the window's new offset, unless stopped: the open pull may wait for long at the old one."""
         if self._task:
             self._task.cancel()
             self.status.on_unanswered()
@@ -173,7 +173,7 @@ class QueuePuller:
             while not reservation.granted:
                 await self._source.changed.wait_for_next()
         except asyncio.CancelledError:
-            budget.cancel(reservation)
+            budget.cancel(reservation)  # a returned reservation is ended by the caller's PullAdmission
             raise
         return reservation
 
@@ -183,9 +183,9 @@ class QueuePuller:
         return refused if refused and refused.offset == self._window.next_offset else None
 
     def _has_room_after_refusal(self) -> bool:
-        """Whether to pull after a message was refused: the queue is empty, or it and a quarter of the limit have room.
+        """Whether the queue itself has room to pull again after a refused message; True without one, or if it is empty.
 
-        A quarter of the queue's limit, so that large messages are not pulled one by one.
+        It needs room for that message, and for a quarter of its limit: large messages are not to be pulled one by one.
         """
         refused = self._next_if_refused()
         if refused is None or not self._window.unfinished_count:
@@ -216,4 +216,4 @@ def failure_label(error: Exception) -> str:
     for kind, label in _FAILURE_LABELS.items():
         if isinstance(error, kind):
             return label
-    return "refused"
+    return "refused"  # by the broker or, with a ValueError, by the settings, which do not name the topic

@@ -1,4 +1,4 @@
-"""The source of one queue's messages: its session with the brokers, and the parts that its reader's parts share."""
+"""The source of one queue's messages: its session with the brokers, and the state that its reader's parts share."""
 
 import asyncio
 import logging
@@ -61,7 +61,7 @@ class ChangeEvent(asyncio.Event):
     """An event that tasks wait for again and again."""
 
     async def wait_for_next(self) -> None:
-        """Wait until the event is set the next time."""
+        """Wait until the event is set the next time; callers check their condition before, with no await in between."""
         self.clear()
         await self.wait()
 

@@ -46,15 +46,16 @@ async def find_start_offset(
 async def _look_up_start(queue: Queue, consumer: Consumer, start_from: StartFrom, consuming_since: float | None) -> int:
     """Find the first offset; with `Latest` that of the first message since the group started to consume the topic.
 
-    The queue may be younger than that: its current end would skip messages that it got before it was assigned.
+    A queue may have been created after that start. Its current end would skip messages that it got before it was
+    assigned, so the end is used only if the start is unknown.
     """
     if start_from.position == "Earliest":
         return await consumer.min_offset(queue)
     if start_from.position == "Timestamp" and start_from.timestamp:
         return await consumer.offset_at_time(queue, start_from.timestamp.timestamp())
-    return await (
-        consumer.max_offset(queue) if consuming_since is None else consumer.offset_at_time(queue, consuming_since)
-    )
+    if consuming_since is None:
+        return await consumer.max_offset(queue)
+    return await consumer.offset_at_time(queue, consuming_since)
 
 
 async def _store_start(queue: Queue, offset_store: OffsetStore, start_offset: int) -> int:

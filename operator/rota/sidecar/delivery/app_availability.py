@@ -35,7 +35,7 @@ class AppAvailability:
 
     def clear_problems(self) -> None:
         """Clear the problems: nothing is pushed any more."""
-        self._report_problem(DeliveryOutcome.DONE)
+        self._report_problem(DeliveryOutcome.DONE)  # an outcome without a problem
 
     def track(self, outcome: DeliveryOutcome) -> None:
         """Track the app's response, and schedule the next try if it is away."""
@@ -59,6 +59,7 @@ class AppAvailability:
             asyncio.get_running_loop().call_later(self._pause_seconds, self._on_try_due)
 
     def _report_problem(self, outcome: DeliveryOutcome) -> None:
+        """Report the problem that an outcome shows, and clear the others."""
         push = self._host.settings.delivery.push
         not_found = not_listening = ""
         if outcome is DeliveryOutcome.NOT_FOUND:

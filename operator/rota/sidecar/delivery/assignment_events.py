@@ -26,7 +26,7 @@ class AssignmentStream:
         self._closed = False
 
     def update_held(self, report: Report) -> frozenset[Queue]:
-        """Take the member's report; return the queues that it no longer holds."""
+        """Publish the held queues of a new report; return the queues that the member no longer holds."""
         held = frozenset(from_ranges(report.held))
         previous = self._held
         self._held = held
@@ -48,7 +48,7 @@ class AssignmentStream:
         """Stream the held queues until the client disconnects; a slow client skips intermediate states."""
         stream = web.StreamResponse(headers=_HEADERS)
         held = self._held
-        changed = self._change_event
+        changed = self._change_event  # read together with `held`, before the awaits, so that no change is missed
         with suppress(ConnectionError):
             await stream.prepare(request)
             await stream.write(self._encode_event("assigned", held))

@@ -85,7 +85,7 @@ def _encode_value(name: str, value: str | int) -> str:
     if isinstance(value, int):
         return str(value)
     is_cached = name in _CACHED_ATTRIBUTES and len(value) <= MAX_CACHED_CHARACTERS
-    return _quote_value(value) if is_cached else _quote_value.__wrapped__(value)
+    return _quote_value(value) if is_cached else _quote_value.__wrapped__(value)  # the function without its cache
 
 
 @lru_cache(4096)

@@ -64,7 +64,7 @@ class HttpPoster:
     async def post(
         self, path: str, headers: bytes, body: bytes, timeout_seconds: float, may_send: Callable[[], bool]
     ) -> int:
-        """Return the response's status; raise TimeoutError without one in time, or an error above.
+        """Return the response's status; raise TimeoutError without one in time, or one of this module's errors.
 
         `may_send` is called last, right before sending: connecting takes time, in which the process may stall.
         """
@@ -129,15 +129,15 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.closed = False
-        self._is_reused = False  # it has sent an earlier request
+        self._is_reused = False  # whether an earlier request was sent over it
         self._response: asyncio.Future[int] | None = None  # the status, while a request is open
         self._write_resumed: asyncio.Future[None] | None = None  # pending while the transport's buffer is full
         self._received = bytearray()  # and not parsed yet
-        self._has_received = False  # bytes of the current response
+        self._has_received = False  # whether bytes of the current response have arrived
         self._status = 0  # of the current response; 0 until its head is complete
         self._body_end = _BodyEnd.LENGTH
         self._bytes_left = 0  # of the body or of the current chunk
-        self._close_after_response = False  # the app asks for it
+        self._close_after_response = False  # the response's head asks for this
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type in asyncio's signature
@@ -303,7 +303,7 @@ class _Connection(asyncio.Protocol):
             self.close()
 
     def _on_timeout(self, response: asyncio.Future[int]) -> None:
-        if response is self._response:
+        if response is self._response:  # the timer may fire after its cancellation, during the next request
             self._fail(TimeoutError())
 
     def _fail(self, error: Exception) -> None:

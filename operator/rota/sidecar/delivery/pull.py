@@ -72,7 +72,7 @@ class AppPoll:
                 await self._has_ended.wait()
             finally:
                 timer.cancel()
-                self._has_ended.set()
+                self._has_ended.set()  # also if it was cancelled: this poll gets no deliveries any more
 
 
 class PullDelivery:
@@ -88,7 +88,7 @@ class PullDelivery:
         self._assignments = AssignmentStream()
         self._polls: dict[AppPoll, None] = {}  # requests that wait, in the order of their arrival
         self._ids_body = BodyReader(MAX_IDS_BYTES, MAX_IDS_BODIES)
-        self._is_fill_scheduled = False
+        self._is_serving_scheduled = False
         self._closed = False
         self._runner: web.AppRunner | None = None
 
@@ -113,7 +113,7 @@ class PullDelivery:
             else:
                 self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, "")
                 break
-        if self._closed:
+        if self._closed:  # while the port was being bound, so `close` had no runner to clean up
             await self.close()
 
     async def close(self) -> None:
@@ -133,8 +133,8 @@ class PullDelivery:
         """Hand out from a queue: it has messages, or may deliver again."""
         if not reader.window.stopped:
             self._scheduler.offer(reader.queue, reader.window)
-            if self._polls and not self._is_fill_scheduled:
-                self._is_fill_scheduled = True
+            if self._polls and not self._is_serving_scheduled:
+                self._is_serving_scheduled = True
                 asyncio.get_running_loop().call_soon(self._serve_polls)
 
     def apply_settings(self) -> None:
@@ -153,7 +153,7 @@ class PullDelivery:
 
     def _serve_polls(self) -> None:
         """Serve waiting requests while messages are available."""
-        self._is_fill_scheduled = False
+        self._is_serving_scheduled = False
         for poll in [*self._polls]:
             if poll.is_waiting:
                 batches = self._take_batches(poll.max_messages)
@@ -165,16 +165,18 @@ class PullDelivery:
         """Take up to `max_messages`, or fewer if they are large, from one queue after another."""
         batches: list[Batch] = []
         now = self._host.now()
+        remaining_messages = max_messages
         size = 0
-        while max_messages > 0 and size < MAX_RESPONSE_BYTES:
-            count_fitting = partial(self._count_fitting, max_messages, MAX_RESPONSE_BYTES - size)
+        while remaining_messages > 0 and size < MAX_RESPONSE_BYTES:
+            count_fitting = partial(self._count_fitting, remaining_messages, MAX_RESPONSE_BYTES - size)
             batch = self._scheduler.start_next(now, count_fitting)
             if batch is None:
                 break
             batch.window.mark_sent(batch.delivery)
             batches.append(batch)
-            max_messages -= len(batch.delivery.messages)
-            size += sum([message.encoded_bytes for message in batch.delivery.messages])
+            remaining_messages -= len(batch.delivery.messages)
+            for message in batch.delivery.messages:
+                size += message.encoded_bytes
         return batches
 
     def _count_fitting(self, max_messages: int, max_bytes: int, queue: Queue) -> int:
@@ -212,7 +214,7 @@ class PullDelivery:
         response.content_length = len(body)
         parts = memoryview(body)
         try:
-            async with asyncio.timeout(self._handouts.visibility_timeout or None):
+            async with asyncio.timeout(self._handouts.visibility_timeout or None):  # 0, before any settings: no limit
                 await response.prepare(request)
                 for start in range(0, len(body), WRITE_CHUNK_BYTES):
                     await response.write(parts[start : start + WRITE_CHUNK_BYTES])

@@ -27,6 +27,7 @@ MAX_CONCURRENT_SEND_BACKS = 32  # messages that end together are sent back to th
 MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
 STALL_SECONDS = 0.5  # seconds: a sweep is later than this only after a stall of the process
 
+# By the label of metrics and spans, whose words stay: done, later, expired, dead, and cut for messages taken back.
 _DELIVERY_OUTCOMES = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
 
 
@@ -161,7 +162,8 @@ class HandoutTracker:
 
     async def _send_back(self, entries: Sequence[OpenMessage]) -> None:
         for first in range(0, len(entries), MAX_CONCURRENT_SEND_BACKS):
-            group = [entry for entry in entries[first : first + MAX_CONCURRENT_SEND_BACKS] if entry.is_open]
+            chunk = entries[first : first + MAX_CONCURRENT_SEND_BACKS]
+            group = [entry for entry in chunk if entry.is_open]  # their queue may have been aborted meanwhile
             await asyncio.gather(*(self._settlement.retry(entry.batch, entry.message) for entry in group))
             self._wake_readers(group)
 
@@ -181,13 +183,14 @@ class HandoutTracker:
         self._wake_readers(entries)
 
     def _cut(self, entries: Sequence[OpenMessage]) -> None:
+        """Return messages whose queue this member loses, or has lost, to their windows; no attempt is counted."""
         self._return_to_windows(entries)
         self._on_ended(entries, "cut")
 
     def _return_to_windows(self, entries: Iterable[OpenMessage]) -> None:
         for entry in entries:
             self._settlement.return_messages(entry.batch, [entry.message])
-        # Drop entries that the app no longer has now, even before it names them: their bodies would stay in memory.
+        # Drop these entries now, not only when the app names their IDs: their bodies would stay in memory until then.
         self._open_messages = {name: entry for name, entry in self._open_messages.items() if entry.is_open}
 
     def _count_answers(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:

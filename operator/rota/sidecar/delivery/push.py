@@ -84,6 +84,7 @@ class BatchPoster:
         generation = self._host.obeyed_generation
         if redelivered := sum(attempt > 1 for _, attempt in attempts):
             self._host.metrics.redelivered.inc(redelivered)
+        # With batches enabled, one message is a batch, too; a larger batch may have started before they were disabled.
         if push.max_batch > 1 or len(attempts) > 1:
             headers = cloudevents.BATCH_HEADERS
             body = cloudevents.encode_batch(attempts, generation)
@@ -282,7 +283,7 @@ class PushDelivery:
             self._settlement.return_messages(batch, messages, IN_PLACE_RETRY_SECONDS)
 
     def on_queues_changed(self) -> None:
-        """Clear the problem of a refused message whose queue was released."""
+        """Clear the problem of a rejected message whose queue was released."""
         self._settlement.clear_solved_problem()
 
     async def close(self) -> None:

@@ -46,7 +46,7 @@ class DeliveryScheduler:
         """Start the next delivery, if one of the `total_slots` is free; a queue that cannot deliver loses its turn."""
         if free_slots <= 0:
             return None
-        only_idle_queues = free_slots <= total_slots // RESERVED_DIVISOR
+        only_idle_queues = free_slots <= total_slots // RESERVED_DIVISOR  # never in Pull, which has no slots
         for _ in range(len(self._ready)):
             if not self._ready:  # `may_deliver` can withdraw queues
                 break

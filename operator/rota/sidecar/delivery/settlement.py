@@ -77,7 +77,7 @@ class DeliveryHost(SettlementHost, Protocol):
 
 
 class _RejectedMessage(NamedTuple):
-    """A message that the broker refused to take back."""
+    """A message that the broker rejected when it was sent back."""
 
     window: QueueWindow
     offset: int
@@ -85,7 +85,7 @@ class _RejectedMessage(NamedTuple):
     @property
     def is_settled(self) -> bool:
         """Whether the message is finished or forgotten, or its queue is released."""
-        is_unfinished = self.offset in self.window.extra_attempts  # which has the attempt counted at the refusal
+        is_unfinished = self.offset in self.window.extra_attempts  # which has the attempt counted at the rejection
         return self.window.stopped or not is_unfinished
 
 
@@ -99,7 +99,8 @@ class Settlement:
     def is_last_attempt(self, batch: Batch, message: Message) -> bool:
         """Whether this was the message's last attempt, so that a failure makes it a dead letter."""
         max_attempts = self._host.settings.max_attempts
-        has_limit = max_attempts >= 0 and not self._host.settings.is_broadcasting  # -1: for ever
+        # -1 means no limit; Broadcasting has no retries and no dead letters.
+        has_limit = max_attempts >= 0 and not self._host.settings.is_broadcasting
         return has_limit and batch.window.attempt_number(message) >= max_attempts
 
     def ack(self, batch: Batch, message: Message) -> None:
@@ -108,7 +109,7 @@ class Settlement:
         self.clear_solved_problem()
 
     def clear_solved_problem(self) -> None:
-        """Clear the problem of a refused message once that message is settled."""
+        """Clear the problem of a rejected message once that message is settled."""
         if self._last_rejected and self._last_rejected.is_settled:
             self._last_rejected = None
             self._host.problems.set_problem(Reason.RETRY_REJECTED, "")
@@ -137,7 +138,7 @@ class Settlement:
         await self._send_back(batch, message, DEAD_LETTER_LEVEL)
 
     async def _send_back(self, batch: Batch, message: Message, delay_level: int) -> None:
-        """Send a message back to the broker; while the broker refuses it, redeliver it here.
+        """Send a message back to the broker; while that fails, redeliver it here.
 
         Broadcasting has no retries, so there the message is only finished. It is also only finished if its queue was
         released meanwhile: nothing commits this window any more, and the queue's next owner fetches the message again.

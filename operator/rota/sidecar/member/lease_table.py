@@ -33,31 +33,34 @@ class LeaseTable:
             self.leases.pop(lease.queue, None)
         else:
             self.leases[lease.queue] = lease
-        if (due := lease.next_timer()) is not None:
-            heapq.heappush(self._timers, (due[0], lease.queue))
+        if (timer := lease.next_timer()) is not None:
+            due_at, _ = timer
+            heapq.heappush(self._timers, (due_at, lease.queue))
         if _reported_flags(lease) != previously_reported:
             self.reported_changes += 1
         return commands
 
     def next_timer_at(self) -> float | None:
-        """Return when the first timer is due; None if no timer is set."""
+        """Return when the first timer is due; None if no timer is set. Outdated entries before it are removed."""
         while self._timers:
-            at, queue = self._timers[0]
+            due_at, queue = self._timers[0]
             lease = self.leases.get(queue)
-            due = lease.next_timer() if lease else None
-            if due is not None and due[0] == at:
-                return at
+            timer = lease.next_timer() if lease else None
+            if timer is not None and timer[0] == due_at:
+                return due_at
             heapq.heappop(self._timers)
         return None
 
     def run_due_timers(self, now: float) -> list[Command]:
         """Apply all timers that are due."""
         commands: list[Command] = []
-        while (at := self.next_timer_at()) is not None and at <= now:
-            lease = self.leases[heapq.heappop(self._timers)[1]]
-            due = lease.next_timer()
-            if due is not None:
-                commands += self.apply_event(lease, due[1], now)
+        while (due_at := self.next_timer_at()) is not None and due_at <= now:
+            _, queue = heapq.heappop(self._timers)  # valid: `next_timer_at` has just compared it with its lease's timer
+            lease = self.leases[queue]
+            timer = lease.next_timer()
+            if timer is not None:
+                _, event = timer
+                commands += self.apply_event(lease, event, now)
         return commands
 
 

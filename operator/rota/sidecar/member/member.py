@@ -58,8 +58,9 @@ class Member:
         self.uid = uid
         self.incarnation = 0  # see `set_incarnation`
         self.started = 0.0
-        self._report_requested_at: float | None = None  # at first when an assignment was read
-        self._resumed = False  # whether it has taken over the share of its predecessor, an earlier process of this pod
+        # When the operator last requested the report; before its first request, when an assignment was first read.
+        self._report_requested_at: float | None = None
+        self._resumed = False  # this process has taken over the share of its predecessor, an earlier process of the pod
         self.group = group
         self.orderly = orderly
         self.obeyed_generation = obeyed_generation
@@ -70,7 +71,7 @@ class Member:
         self._broker_reachability: dict[str, bool] = {}
         self._assignment: Assignment | None = None
         self._is_draining = final
-        self._is_assignment_current = True
+        self._is_assignment_current = True  # False after a stall, until the assignment was read again
         self._last_summary = self._summary()
         self._report: Report | None = None
 
@@ -84,10 +85,18 @@ class Member:
     @property
     def stuck_queues(self) -> dict[Queue, LeaseEvent]:
         """Return the queues that the member cannot start, each with its failure: Refused, Failed or ReaderFailed."""
-        return {queue: failure for queue, lease in self.leases.items() if (failure := lease.failure)}
+        stuck: dict[Queue, LeaseEvent] = {}
+        for queue, lease in self.leases.items():
+            if failure := lease.failure:
+                stuck[queue] = failure
+        return stuck
 
     def apply_assignment(self, text: str | bytes | None, now: float, drain_timeout: float | None = None) -> Effects:
-        """Obey a valid, newer assignment and apply the settings' drain timeout; else say why it is rejected."""
+        """Obey a valid, newer assignment and apply the settings' drain timeout; else say why it is rejected.
+
+        The assignment that is already obeyed changes nothing. Each call, even without a text or with an invalid one,
+        counts as a read: after a stall it permits deliveries and commits again.
+        """
         self._is_assignment_current = True
         if self._report_requested_at is None:
             self._report_requested_at = now
@@ -111,19 +120,21 @@ class Member:
             return f"The assignment is of group {assignment.group}, this member belongs to group {self.group}"
         if assignment.generation < obeyed:
             return f"The assignment has generation {assignment.generation}; generation {obeyed} is already in force"
+        # A restarted process knows only the obeyed generation, so it accepts any assignment of that generation.
         if assignment.generation == obeyed and self._assignment is not None:
             return f"The assignment differs from the assignment of the same generation {obeyed} that is in force"
         return None
 
     def _obey_assignment(self, assignment: Assignment, now: float) -> Effects:
-        previous = self.obeyed_generation
+        previous_generation = self.obeyed_generation
         self.obeyed_generation = assignment.generation
         self.group = assignment.group
         self._assignment = assignment
         assigned_queues = self._assigned_queues()
         commands: list[Command] = []
         for lease in list(self.leases.values()):
-            overruled = assignment.forced.get(lease.queue, 0) > previous  # another member may have consumed the queue
+            # A forced grant that this member missed: another member may have consumed the queue since then.
+            overruled = assignment.forced.get(lease.queue, 0) > previous_generation
             if overruled or lease.queue not in assigned_queues:
                 commands += self._lease_table.apply_event(lease, LeaseEvent.REVOKED, now)
             if overruled:
@@ -133,12 +144,15 @@ class Member:
         return self._build_effects(commands, store_generation=self.obeyed_generation)
 
     def _assigned_queues(self) -> Mapping[Queue, None]:
-        """Return the queues that the obeyed assignment gives to this process; none while the member drains."""
+        """Return the queues assigned to this process, as an ordered set; none while it drains or needs a takeover."""
         assignment = self._assignment
         share = self._share
         if self._is_draining or self.needs_takeover or assignment is None or share is None:
             return {}
-        return dict.fromkeys(share.queues if assignment.everyone is None else assignment.everyone)
+        queues = share.queues
+        if assignment.everyone is not None:  # Broadcasting: each member has all queues
+            queues = assignment.everyone
+        return dict.fromkeys(queues)
 
     def _start_assigned_queues(self, now: float) -> list[Command]:
         forced = self._assignment.forced if self._assignment else {}
@@ -155,7 +169,7 @@ class Member:
 
     @property
     def needs_takeover(self) -> bool:
-        """Whether the assignment names another process of this pod, so queues may be granted to other members."""
+        """Whether another process of this pod has the share; once it has ended, other members may get the queues."""
         named = self._named_incarnation
         if self._resumed and named < self.incarnation:  # the share of that process is taken over already
             return False
@@ -170,14 +184,14 @@ class Member:
         """Set the incarnation of this process, which is already on the emptyDir, and its start time."""
         self.incarnation = incarnation
         self.started = started
-        self._build_effects([])
+        self._update_revision()
 
     def note_report_request(self, now: float) -> None:
         """Record that the operator has requested the report."""
         self._report_requested_at = now
 
     def _resume_at(self) -> float | None:
-        """Return when this process takes over its predecessor's share; None if a later process has it, or none."""
+        """Return when this process takes over its predecessor's share; None if no earlier process has the share."""
         has_predecessor = self.needs_takeover and self._named_incarnation < self.incarnation
         if self._report_requested_at is None or not has_predecessor:
             return None
@@ -186,7 +200,7 @@ class Member:
     def on_event(
         self, event: LeaseEvent, queue: Queue, lease_number: int, now: float, sent_at: float | None = None
     ) -> Effects:
-        """Apply the answer to a command; an earlier lease's is ignored. Locked needs the time of its request."""
+        """Apply the answer to a command; ignore that of an earlier lease. Locked needs the time of its request."""
         if event is LeaseEvent.LOCKED and sent_at is None:
             raise ValueError(f"Locked {queue} needs the time at which its request was sent")
         lease = self.leases.get(queue)
@@ -200,7 +214,7 @@ class Member:
         return min(due_times, default=None)
 
     def run_due_timers(self, now: float) -> Effects:
-        """Apply all timers that are due; the caller has read the assignment before."""
+        """Apply all timers that are due; if `needs_takeover`, the caller reads the assignment first."""
         commands: list[Command] = []
         resume_at = self._resume_at()
         if resume_at is not None and resume_at <= now and self._is_assignment_current:
@@ -231,7 +245,7 @@ class Member:
         """Replace the reachability of brokers in the report; brokers that are not named are no longer reported."""
         if self._broker_reachability != brokers:
             self._broker_reachability = dict(brokers)
-            self._build_effects([])
+            self._update_revision()
 
     def mark_stalled(self) -> None:
         """Stop deliveries and commits until the assignment is read again: the event loop stalled for over 5 s."""
@@ -283,9 +297,13 @@ class Member:
     def _build_effects(
         self, commands: list[Command], store_generation: int | None = None, *, store_final: bool = False
     ) -> Effects:
+        self._update_revision()
+        return Effects(store_generation=store_generation, store_final=store_final, commands=tuple(commands))
+
+    def _update_revision(self) -> None:
+        """Increment the revision, and have the report built again, if it has changed since the last call."""
         summary = self._summary()
         if self._last_summary != summary:
             self._last_summary = summary
             self.revision += 1
             self._report = None
-        return Effects(store_generation=store_generation, store_final=store_final, commands=tuple(commands))

@@ -83,7 +83,7 @@ class MemoryBudget:
         return self.limit_bytes - self.used_bytes - self._promised_bytes()
 
     def set_limits(self, buffer: Buffer, queues: Mapping[Queue, QueueMemory]) -> None:
-        """Set each queue's limits: a topic's are divided among its queues, the budget among all queues."""
+        """Set each queue's limits: a topic's limits are divided among its queues, the budget among all queues."""
         topics = Counter(queue.topic for queue in queues)
         self._share_bytes = self.compute_share(len(queues), buffer.mebibytes_per_message * MEBIBYTE)
         for queue, memory in queues.items():
@@ -104,7 +104,7 @@ class MemoryBudget:
         if not self.used_bytes:
             return True
         if any(not self.is_within_share(waiting.queue, waiting.memory_bytes) for waiting in self._waiting):
-            return False  # first come, first served
+            return False  # a message beyond its share waits in the line already: first come, first served
         if self._is_too_large(queue, memory_bytes):
             return memory_bytes <= self.free_bytes
         return self._fits_common_part(queue, memory_bytes)
@@ -116,8 +116,8 @@ class MemoryBudget:
         return min(queue.limits.max_bytes, self._share_bytes)
 
     def _fits_common_part(self, queue: QueueMemory, memory_bytes: int) -> bool:
-        """Whether the budget covers a message beyond its queue's share, and all shares of the other queues."""
-        peers = (self._pending.keys() | self._queues()) - {queue}
+        """Whether a message beyond its queue's share fits beside the memory that all other queues count with."""
+        peers = (self._pending.keys() | self._queues()) - {queue}  # also released queues that have pending memory
         claimed_bytes = sum(max(self._held_bytes(peer), self._guaranteed_bytes(peer)) for peer in peers)
         return claimed_bytes + self._held_bytes(queue) + memory_bytes <= self.limit_bytes
 
@@ -191,8 +191,8 @@ class MemoryBudget:
             if fits or not used_bytes:
                 used_bytes += waiting.memory_bytes
                 self._grant(waiting)
-            elif part is not _Part.COMMON:
-                return  # messages behind it wait, too
+            elif part is not _Part.COMMON:  # only a message that waits for the common part may be overtaken
+                return
 
     def _grant(self, reservation: MemoryReservation) -> None:
         self.add_pending(reservation.queue, reservation.memory_bytes)
@@ -248,7 +248,8 @@ class PullAdmission:
         """
         budget = self._budget
         queue = self._queue
-        if memory_bytes <= self._release_reservation():
+        reserved_bytes = self._release_reservation()
+        if memory_bytes <= reserved_bytes:
             return True
         if not budget.is_within_share(queue, memory_bytes):
             return budget.may_exceed_share(queue, memory_bytes)
@@ -275,5 +276,5 @@ class PullAdmission:
         """Close: the window has the messages, or they are dropped."""
         self._open = False
         if self._reservation:
-            self._budget.cancel(self._reservation)
+            self._budget.cancel(self._reservation)  # gives its memory back, unless the first message has released it
         self._budget.remove_pending(self._queue, self._admitted_bytes)

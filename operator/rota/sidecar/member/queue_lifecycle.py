@@ -154,15 +154,16 @@ class QueueLease:
             row = TRANSITIONS.get((self.state, current_event))
             if row is None:
                 break
-            self._update_start(current_event, now, sent_at)
+            next_state, actions = row
+            self._update_start(current_event, now, sent_at)  # before the commands, which need a new lease's number
             self._update_drain(current_event, now)
-            commands += [Command(action, self.queue, self.number) for action in row[1]]
-            self.state = row[0]
+            commands += [Command(action, self.queue, self.number) for action in actions]
+            self.state = next_state
             current_event = self._follow_up_event()
         return commands
 
     def is_lock_trusted(self, now: float, push_timeout: float = 0.0) -> bool:
-        """Whether the queue needs no lock, or its lock is trusted for as long as a delivery takes."""
+        """Whether no lock is needed, or the lock is trusted now and lasts at the broker for `push_timeout` more."""
         if not self.orderly:
             return True
         return self.locked_at is not None and now - self.locked_at < min(
@@ -182,6 +183,7 @@ class QueueLease:
                 return None
 
     def _timers(self) -> Iterator[tuple[float, LeaseEvent]]:
+        """Yield the timers of a queue that starts or runs; a renewal without success is repeated after a pause."""
         if self.state is LeaseState.STARTING and self.is_held:
             yield self.deliver_after, LeaseEvent.HOLD_OVER
         if self.locked_at is not None:
@@ -234,13 +236,14 @@ class QueueLease:
 
     def _schedule_retry(self, event: LeaseEvent, now: float) -> None:
         """Schedule the retry: the pause doubles, but starts over for a reader that ran for MAX_BACKOFF_SECONDS."""
-        if event is LeaseEvent.READER_FAILED and now - self.retry_at > MAX_BACKOFF_SECONDS:
+        if event is LeaseEvent.READER_FAILED and now - self.retry_at > MAX_BACKOFF_SECONDS:  # since the last retry
             self.backoff_seconds = 0.0
         self.backoff_seconds = min(max(1.0, 2 * self.backoff_seconds), MAX_BACKOFF_SECONDS)
         self.retry_at = now + self.backoff_seconds
         self.last_failure = event
-        if event is LeaseEvent.REFUSED:  # after a trusted lock, another consumer may have the queue: hold the next
-            self.needs_lock_hold = self.needs_lock_hold or self.locked_at is not None
+        if event is LeaseEvent.REFUSED:
+            if self.locked_at is not None:  # the trusted lock is lost: another consumer may have the queue
+                self.needs_lock_hold = True
             self.locked_at = None
 
     def _update_drain(self, event: LeaseEvent, now: float) -> None:

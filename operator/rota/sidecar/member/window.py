@@ -40,7 +40,7 @@ class QueueLimits:
 
     @classmethod
     def for_queue(cls, buffer: Buffer, queue_count: int, max_share_bytes: float = inf) -> Self:
-        """Return the limits of one of a topic's `queue_count` queues; as in the reference, the topic's take precedence.
+        """Return the limits of one of a topic's `queue_count` queues; the topic's come first, as in RocketMQ's client.
 
         `max_share_bytes` is the share of the process's memory for one queue.
         """
@@ -75,6 +75,14 @@ class OpenDelivery:
         return tuple(self.unsettled.values())
 
 
+class _ReturnedMessage(NamedTuple):
+    """An unfinished message that waits for its next delivery; in the heap, the first two fields give the order."""
+
+    deliver_after: float
+    offset: int
+    message: Message
+
+
 @dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class QueueWindow:
     """The messages of one queue between fetching and committing; other modules may read the public fields.
@@ -95,8 +103,8 @@ class QueueWindow:
     _reset_count: int = field(default=0, init=False)
     _orphaned_bytes: int = field(default=0, init=False)  # memory of open deliveries from before a reset
     _undelivered: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
-    _returned: list[tuple[float, int, Message]] = field(default_factory=list, init=False)  # returned messages; a heap
-    _deliver_after: float = field(default=IMMEDIATELY, init=False)  # for an Orderly queue
+    _returned: list[_ReturnedMessage] = field(default_factory=list, init=False)  # a heap
+    _deliver_after: float = field(default=IMMEDIATELY, init=False)  # an Orderly queue starts no delivery before this
     _handed_out: deque[int] = field(default_factory=deque, init=False)  # from the first unfinished offset on
     _finished: set[int] = field(default_factory=set, init=False)  # the finished ones among them
 
@@ -119,9 +127,9 @@ class QueueWindow:
         self.reset(start)
         self.max_sent_offset = None
 
-    def _is_current(self, event: OpenDelivery | Commit) -> bool:
-        """Whether a delivery or commit was started since the last reset: only such a one changes the window."""
-        return event.reset_count == self._reset_count
+    def _is_current(self, started: OpenDelivery | Commit) -> bool:
+        """Whether a delivery or commit was started since the last reset; an earlier one finishes or commits nothing."""
+        return started.reset_count == self._reset_count
 
     @property
     def has_start_offset(self) -> bool:
@@ -163,8 +171,8 @@ class QueueWindow:
         """Start a delivery, if one may start; returned messages go first, each alone, as one may fail a batch."""
         if self.stopped or now < self._deliver_after or (self.orderly and self.open_deliveries):
             return None
-        if self._returned and self._returned[0][0] <= now:
-            messages = [heappop(self._returned)[2]]
+        if self._returned and self._returned[0].deliver_after <= now:
+            messages = [heappop(self._returned).message]
         else:
             messages = [self._undelivered.popleft() for _ in range(min(max_messages, len(self._undelivered)))]
             self._handed_out.extend([message.offset for message in messages])
@@ -184,9 +192,10 @@ class QueueWindow:
     def count_fitting(self, max_messages: int, max_bytes: int) -> int:
         """Return how many of the next messages fit into `max_bytes` encoded bytes; at least 1."""
         number = 0
+        remaining_bytes = max_bytes
         for message in islice(self._undelivered, max_messages):
-            max_bytes -= message.encoded_bytes
-            if max_bytes < 0:
+            remaining_bytes -= message.encoded_bytes
+            if remaining_bytes < 0:
                 break
             number += 1
         return max(1, number)
@@ -219,7 +228,7 @@ class QueueWindow:
             if self.orderly:
                 self._deliver_after = max(self._deliver_after, deliver_after)
                 deliver_after = IMMEDIATELY
-            heappush(self._returned, (deliver_after, message.offset, message))
+            heappush(self._returned, _ReturnedMessage(deliver_after, message.offset, message))
 
     def _close_message(self, delivery: OpenDelivery, message: Message) -> bool:
         """Mark a message as no longer in flight; return whether the window still counts it as unfinished.
@@ -292,10 +301,10 @@ class QueueWindow:
 
     @property
     def would_repeat(self) -> bool:
-        """Whether the app would get messages again if another reader starts at the committed offset."""
-        if self.max_sent_offset is None or self.committed_offset is None:
-            return self.max_sent_offset is not None
-        return self.max_sent_offset >= self.committed_offset
+        """Whether a reader that starts at the committed offset may repeat messages; if it is unknown, any sent ones."""
+        if self.max_sent_offset is None:
+            return False
+        return self.committed_offset is None or self.max_sent_offset >= self.committed_offset
 
     @property
     def unfinished_count(self) -> int:

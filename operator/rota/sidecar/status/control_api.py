@@ -30,7 +30,7 @@ MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
 MAX_DRAIN_BYTES = 1024
 MAX_DRAIN_BODIES = 16  # being read at the same time
 
-_NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # or empty
+_NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # may be empty: the parameter is optional
 
 
 class ReportSource(Protocol):
@@ -137,7 +137,8 @@ class ControlApi:
 
     async def _drain(self, request: web.Request) -> web.Response:
         """Drain permanently. The signature covers the pod's uid; an unsigned request must name it in its body."""
-        if not self._authenticate(request) and await self._named_uid(request) != self._host.uid:
+        is_unsigned = not self._authenticate(request)
+        if is_unsigned and await self._named_uid(request) != self._host.uid:
             return web.Response(status=403, text="a final drain must name the pod's uid\n")
         if self._drain_task is None or self._drain_task.done():
             self._drain_task = asyncio.create_task(self._host.drain(final=True))
@@ -172,7 +173,7 @@ class ControlApi:
 
 
 def _respond(request: web.Request, body: bytes, keys: Sequence[bytes]) -> web.Response:
-    """Return a response with a report or a page, signed with the current key if there is one."""
+    """Return a response with a report or a page, signed with the first of the keys if there is one."""
     response = web.Response(body=body, content_type="application/json")
     if keys:
         response.headers[SIGNATURE_HEADER] = sign_report(keys[0], request.query.get(NONCE_PARAMETER, ""), body)

@@ -62,7 +62,7 @@ class DeliveryCounts:
         self._times: dict[str, dict[int, int]] = {}  # number of deliveries by topic and bucket
         self._failed: dict[str, _FailedMessage] = {}  # by message id, the latest failure last
         self._last_failure: tuple[AppResponse, float] | None = None  # the answer and its time
-        self._due: dict[int, int] = {}  # number of returned messages, by the time of their next attempt
+        self._due: dict[int, int] = {}  # returned messages, by the time of their next attempt in DUE_STEP_SECONDS
 
     def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppResponse, now: float) -> None:
         """Count the end of a delivery; `attempts` pairs each message with the number of this attempt."""
@@ -86,6 +86,7 @@ class DeliveryCounts:
     def _remember_failures(
         self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppResponse, now: float
     ) -> None:
+        """Remember messages that failed often; not rejected ones, which have no further attempt."""
         for message, attempt in attempts:
             if attempt >= FAILED_ATTEMPTS and answer.outcome is not DeliveryOutcome.REJECTED:
                 name = _short_id(message)
@@ -129,16 +130,20 @@ class DeliveryCounts:
                 counts.backlog_seconds += seconds
 
     def page(self, start: int, incarnation: str, readers: Mapping[Queue, CountedReader], now: float) -> DeliveriesPage:
-        """Return the page that starts at queue index `start`; the first page also lists failing messages."""
+        """Return the page from queue index `start` on, with its part of the topics; the first also lists failures."""
         stop = start + DELIVERY_PAGE_QUEUES
-        first_topic = start // DELIVERY_PAGE_QUEUES * TOPICS_IN_PAGE
-        last_topic = first_topic + TOPICS_IN_PAGE
+        page_number = start // DELIVERY_PAGE_QUEUES
+        first_topic = page_number * TOPICS_IN_PAGE
+        stop_topic = first_topic + TOPICS_IN_PAGE
+        queues = islice(self._queues.items(), start, stop)
+        times = islice(self._times.items(), first_topic, stop_topic)
+        has_next = stop < len(self._queues) or stop_topic < len(self._times)
         page = DeliveriesPage(
             incarnation=incarnation,
             age=round(now - self._started, 3),
-            queues=[_as_counts(*item) for item in islice(self._queues.items(), start, stop)],
-            times=[HandlingTimes(*item) for item in islice(self._times.items(), first_topic, last_topic)],
-            next=stop if stop < len(self._queues) or last_topic < len(self._times) else None,
+            queues=[_as_counts(queue, counts) for queue, counts in queues],
+            times=[HandlingTimes(topic, buckets) for topic, buckets in times],
+            next=stop if has_next else None,
         )
         if start:
             return page
@@ -156,13 +161,14 @@ class DeliveryCounts:
         return LastFailure(answer.outcome, round(now - failed_at, 3), answer.status)
 
     def _count_delayed(self, now: float) -> int:
+        """Remove the returned messages whose next attempt is due, and count the others."""
         for due in [*self._due]:
             if due * DUE_STEP_SECONDS <= now:
                 del self._due[due]
         return sum(self._due.values())
 
     def _list_failing(self, readers: Mapping[Queue, CountedReader], now: float) -> list[FailingMessage]:
-        """Return the messages with the most attempts: hanging ones first, then those that failed recently."""
+        """Return hanging messages, which have no outcome yet, then those that failed recently; most attempts first."""
         for name, failed in [*self._failed.items()]:
             if failed.failed_at < now - FAILED_SECONDS:
                 del self._failed[name]
@@ -172,9 +178,10 @@ class DeliveryCounts:
 
 
 def _as_counts(queue: Queue, counts: DeliveryTotals) -> QueueCounts:
-    seconds = (counts.active_seconds, counts.in_flight_seconds, counts.backlog_seconds)
-    rounded = [round(number, 3) for number in seconds]
-    return QueueCounts(*queue, counts.first_attempts, counts.done, counts.failures, *rounded)
+    active = round(counts.active_seconds, 3)
+    in_flight = round(counts.in_flight_seconds, 3)
+    backlog = round(counts.backlog_seconds, 3)
+    return QueueCounts(*queue, counts.first_attempts, counts.done, counts.failures, active, in_flight, backlog)
 
 
 def _list_hanging(readers: Mapping[Queue, CountedReader], now: float) -> Iterator[FailingMessage]:

@@ -149,7 +149,7 @@ class DeliverySpans:
             self._sender = None
             if sender:
                 await call_in_thread(CLOSE_SECONDS, sender.close)
-            if endpoint := self._endpoint:
+            if endpoint := self._endpoint:  # read after the wait: the settings may have changed meanwhile
                 try:
                     self._sender = await asyncio.to_thread(self._open_sender, endpoint, self._result_callback(endpoint))
                 except ValueError as error:

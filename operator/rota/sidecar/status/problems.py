@@ -42,7 +42,7 @@ class Problems:
         return broker in self._failing_since
 
     def record_rejection(self, queue: Queue, message: str) -> None:
-        """Record that a queue's broker rejects requests; only the first recorded message is reported."""
+        """Record that a queue's broker rejects requests; the message that was recorded first is reported."""
         self._rejections.setdefault(queue, message)
         self._report_rejections()
 
@@ -88,8 +88,10 @@ class Problems:
 
     def broker_reachability(self, now: float) -> dict[str, bool]:
         """Return whether each known broker is reachable."""
-        reachable = dict.fromkeys(self._answered_brokers, True)
-        return reachable | {name: now - since < UNREACHABLE_SECONDS for name, since in self._failing_since.items()}
+        reachability = dict.fromkeys(self._answered_brokers, True)
+        for broker, failing_since in self._failing_since.items():
+            reachability[broker] = now - failing_since < UNREACHABLE_SECONDS
+        return reachability
 
     def set_problem(self, reason: Reason, message: str) -> None:
         """Set the message of a problem, and log a change; an empty message clears the problem."""

@@ -39,7 +39,7 @@ class PullStatus:
         self._unanswered_since = None
 
     def hanging_seconds(self, now: float, awake_since: float) -> float | None:
-        """Return for how long the open pull has hung, if that is IDLE_SECONDS or more."""
+        """Return for how long the open pull has hung, if that is IDLE_SECONDS or more; None otherwise."""
         if self._sent_at is None:
             return None
         seconds = now - max(self._sent_at, awake_since)

@@ -71,7 +71,7 @@ def full_report(
 ) -> FullReport:
     """Return the report without its revision; `member_report` covers only state that is on the disk."""
     states = Counter(_queue_state(queue, reader, member) for queue, reader in readers.items())
-    del states[""]
+    del states[""]  # nothing to report; a Counter ignores a missing key
     entries = [*_uncommitted_entries(member, readers), *released_queues.entries_except(readers)]
     fields = asdict(member_report)
     fields |= {"troubles": problems.messages, "states": dict(states), "uncommitted": entries[:MAX_UNCOMMITTED_ENTRIES]}
@@ -80,6 +80,7 @@ def full_report(
 
 
 def _queue_state(queue: Queue, reader: ReportedReader, member: Member) -> QueueState:
+    """Return the state of a queue by its lease or, while it is Running, by its pulls; empty if it is read normally."""
     lease = member.leases.get(queue)
     return _STATE_BY_LEASE.get(lease.state, reader.pull_status.obstacle) if lease else ""
 

@@ -40,7 +40,7 @@ class WaitingHooks:
                 self._protected.remove(request)
 
     def _newest_of_busiest_address(self, newcomer: web.Request) -> web.Request:
-        """Return the newcomer, unless another address has more requests even after losing one."""
+        """Return the newest request of the address with most requests; the newcomer if its address has as many."""
         requests = Counter(request.remote for request in self._protected)
         busiest, count = requests.most_common(1)[0]
         if count <= requests[newcomer.remote]:

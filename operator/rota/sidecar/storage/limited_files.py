@@ -16,7 +16,7 @@ QUOTA_BYTES = 240 * 2**20  # of all files: the volume of injected pods has 256 M
 
 def check_quota(root: Path, added_bytes: int) -> None:
     """Raise OSError if the files would exceed the quota: a pod whose volume exceeds its limit is evicted."""
-    used = 0
+    used = 0  # includes the file that will be replaced: both exist for a moment
     for file in [*root.glob("*.json"), *root.glob("*/*.json"), *root.glob("*/*.json.torn")]:
         with suppress(FileNotFoundError):  # another thread has replaced it
             used += file.stat().st_size

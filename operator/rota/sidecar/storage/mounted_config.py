@@ -82,13 +82,12 @@ class MountedConfig:
         try:
             folder = os.open(folder_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            if folder_path == self._folder:
+            if folder_path == self._folder:  # no symlink: the folder itself is missing
                 raise
             return None
         try:
-            files = MountedFiles(
-                _read_file(folder, SETTINGS_FILE), _read_file(folder, PLAIN_KEY) or _read_file(folder, GZIP_KEY)
-            )
+            assignment = _read_file(folder, PLAIN_KEY) or _read_file(folder, GZIP_KEY)  # the writer sets one of them
+            files = MountedFiles(_read_file(folder, SETTINGS_FILE), assignment)
             return files if self._is_current(folder) else None
         finally:
             os.close(folder)
@@ -128,7 +127,8 @@ class MountedConfig:
         with suppress(OSError):
             link = (self._folder / DATA_LINK).readlink()
         files = map(self._files_path().joinpath, (SETTINGS_FILE, PLAIN_KEY, GZIP_KEY))
-        return (link, _version(self._folder)[:2], *map(_version, files))
+        folder_identity = _version(self._folder)[:2]  # device and inode
+        return (link, folder_identity, *map(_version, files))
 
 
 def _read_file(folder: int, name: str) -> bytes | None:

@@ -36,7 +36,7 @@ class OffsetFiles:
         self._group = group
         self._stored: dict[str, dict[Queue, int]] = {}  # by topic
         self._consuming_since: dict[str, float] = {}  # by topic
-        self._uncertain_topics: set[str] = set()  # a failed write may have replaced the file all the same
+        self._uncertain_topics: set[str] = set()  # their last write failed, but may have replaced the file all the same
 
     def load(self, topic: str) -> dict[Queue, int]:
         """Read a topic's file and return its offsets; without a file, the topic is consumed from now on.

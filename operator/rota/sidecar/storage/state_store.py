@@ -1,4 +1,4 @@
-"""State that a member keeps over container restarts: the generation that it obeyed, and how often it was started.
+"""State that a member keeps over container restarts: its obeyed generation, final drain and incarnation.
 
 A file is written completely under another name, flushed to the disk and renamed: after a crash at any time it is either
 the previous or the new file. Writing is synchronous and raises OSError; then the caller must not rely on the new state,
@@ -21,11 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class SavedState(NamedTuple):
-    """The state with which a member starts: the last obeyed generation, and whether it drained permanently."""
+    """The state with which a member starts; `final` says that its final drain has started."""
 
     obeyed_generation: int = 0
     final: bool = False
-    incarnation: int = 0  # of the process that wrote it; 0: none yet, or a process of an earlier version
+    incarnation: int = 0  # of the process that wrote the state; 0: none yet, or a process of an earlier version
 
 
 class _StoredState(msgspec.Struct):
