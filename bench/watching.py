@@ -191,8 +191,8 @@ class _WatchBenchmark:
         await self._commit(range(FULL - 1))
         for name in self.names:
             self.views.set_interest(("shop", name), TopicInterest(name, (name,), broadcasting=False))
-        await all_of(self.views.poll_group, self.views.interests)
-        self.groups = {key: _build_group(*key, self.views, self.measures) for key in self.views.interests}
+        await all_of(self.views.poll_group, self.views.interests_within_quota)
+        self.groups = {key: _build_group(*key, self.views, self.measures) for key in self.views.interests_within_quota}
 
     async def _send(self, queue: Queue) -> None:
         request = requests.send("bench", queue.topic, b"it", {}, broker=queue.broker, queue_id=queue.id, born_ms=0)

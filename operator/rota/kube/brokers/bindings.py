@@ -63,15 +63,17 @@ class Binding:
         return self.group.namespace, msgspec.json.encode(self.rocketmq)
 
     @property
-    def may_change_access(self) -> bool:
-        """Whether the group's access depends on Secrets, which may be renewed."""
+    def needs_secret_reads(self) -> bool:
+        """Whether its Secrets are read again periodically: credentials or TLS are in use, or the last read failed."""
         return bool(self.rocketmq.credentials_secret or self.rocketmq.tls.enabled or self.problems)
 
     @property
     def creation_order(self) -> tuple[str, str]:
-        """Sort key: creation time, then uid; the oldest group first."""
-        metadata = self.group.body.metadata if self.group.body else None
-        return (metadata.creation_timestamp or _AFTER_ANY_TIME, metadata.uid) if metadata else (_AFTER_ANY_TIME, "")
+        """Sort key: creation time, then uid; the oldest group first, one whose object is not known last."""
+        if self.group.body is None:
+            return _AFTER_ANY_TIME, ""
+        metadata = self.group.body.metadata
+        return metadata.creation_timestamp or _AFTER_ANY_TIME, metadata.uid
 
     def is_older_than(self, rival: "Binding") -> bool:
         """Whether the group was created before another one."""
@@ -174,7 +176,7 @@ class Bindings:
         return binding.group.reported_offsets if binding else {}
 
     def topic_starts(self, key: ObjectKey) -> Mapping[str, float]:
-        """Return since when a group consumes each topic."""
+        """Return since when a group consumes each topic, in seconds since 1970."""
         binding = self._bindings.get(key)
         document = binding.group.stored_assignment.document if binding else None
         return document.topic_start_seconds if document else {}
@@ -208,15 +210,18 @@ def awaits_older(binding: Binding, rivals: Iterable[Binding]) -> bool:
     """Whether a group without assignment has to wait: an older one may turn out to own its consumer group."""
     if binding.group.stored_assignment.document is not None:
         return False
-    older = [rival for rival in rivals if rival.is_older_than(binding)]
-    return not all(rival.was_polled for rival in older)
+    return any(rival.is_older_than(binding) and not rival.was_polled for rival in rivals)
 
 
 def duplicate_problems(binding: Binding, rivals: Iterable[Binding]) -> list[Finding]:
     """Return DuplicateConsumerGroup if an older group owns this one's consumer group."""
-    owner = next((rival.group for rival in rivals if owns_consumer_group(rival, binding)), None)
-    if owner is None:
-        return []
+    for rival in rivals:
+        if owns_consumer_group(rival, binding):
+            return [_duplicate_finding(binding, rival.group)]
+    return []
+
+
+def _duplicate_finding(binding: Binding, owner: Group) -> Finding:
     # Tenants of this namespace must not learn the names of groups in others.
     older_group = "An older ConsumerGroup of another namespace"
     if owner.namespace == binding.group.namespace:
@@ -225,4 +230,4 @@ def duplicate_problems(binding: Binding, rivals: Iterable[Binding]) -> list[Find
         f"{older_group} manages the consumer group {binding.interest.consumer_group} at the same brokers;"
         " give this one its own spec.group, or delete one of them"
     )
-    return [Finding(Reason.DUPLICATE_CONSUMER_GROUP, message)]
+    return Finding(Reason.DUPLICATE_CONSUMER_GROUP, message)

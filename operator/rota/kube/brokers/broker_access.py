@@ -72,7 +72,7 @@ class ClusterAccess:
 
     def _present_context(self) -> ssl.SSLContext:
         tls = self._access.config.tls
-        assert tls  # noqa: S101 - `renew` never turns TLS off, and a renewed key is unknown, so `read` built a context
+        assert tls  # noqa: S101 - `renew` never turns TLS off, and its access has a new key, so `read` built a context
         return tls()
 
     def _present_credentials(self) -> Credentials:
@@ -96,7 +96,8 @@ class BrokerAccessReader:
     async def read(self, namespace: str, rocketmq: RocketMQ, known_keys: Container[tuple[object, ...]]) -> AccessConfig:
         """Return the access to brokers, or raise MissingSecretError.
 
-        If its key is in `known_keys`, it has no TLS context: building one is slow, and the cluster of that key has one.
+        The access has no TLS context if its key is in `known_keys`: building a context is slow, and the cluster with
+        that key has one already.
         """
         credentials: Credentials | None = None
         authority = ""
@@ -123,7 +124,7 @@ class BrokerAccessReader:
         return AccessConfig(cluster_key, config, certificate_validity(client) if client else None)
 
     async def is_current(self, cluster_key: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
-        """Read a group's Secrets: whether they give the access with this key; unusable ones do not."""
+        """Whether a group's Secrets, which are read now, give the access with this key; unusable ones give none."""
         try:
             return (await self.read(namespace, rocketmq, {cluster_key})).cluster_key == cluster_key
         except MissingSecretError:
@@ -138,10 +139,10 @@ class BrokerAccessReader:
             reason = "does not exist or the operator may not read it"
             message = f"Secret {name}, which spec.broker names, {reason}; create it, or grant get on it"
             raise MissingSecretError(message) from error
-        missing = [key for key in keys if key not in secret.data]
-        if missing:
-            raise MissingSecretError(f"Secret {name} has no key {missing[0]}; add it")
-        try:
+        for key in keys:
+            if key not in secret.data:
+                raise MissingSecretError(f"Secret {name} has no key {key}; add it")
+        try:  # the API server stores no value that is not valid base64
             return [base64.b64decode(secret.data[key]).decode() for key in keys]
         except UnicodeDecodeError:
             raise MissingSecretError(f"Secret {name} has a value that is not UTF-8 text; replace it") from None
@@ -172,7 +173,7 @@ def _trust_authority(name: str, authority: str) -> ssl.SSLContext:
 
 
 def qualify_name_servers(namespace: str, rocketmq: RocketMQ) -> RocketMQ:
-    """Qualify name servers without a dot with the group's namespace: members' pods resolve them as Services of it."""
+    """Append the group's namespace to name servers without a dot: members' pods take these for its Services."""
     return msgspec.structs.replace(
         rocketmq, name_servers=[_SHORT_HOST.sub(rf"\g<0>.{namespace}", server) for server in rocketmq.name_servers]
     )

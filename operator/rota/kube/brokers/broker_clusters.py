@@ -21,10 +21,10 @@ class BrokerClusters:
         self._access_reader = access_reader
         self._start_cluster = start_cluster
         self._start_task = start_task
-        self._clusters: dict[tuple[object, ...], BrokerCluster] = {}  # by the key of their access
+        self._clusters: dict[tuple[object, ...], BrokerCluster] = {}  # by `cluster_key` of their access
 
     async def read_access(self, binding: Binding) -> AccessConfig:
-        """Return a group's access as its Secrets give it now, or raise MissingSecretError; renew its cluster's."""
+        """Return a group's access by the present content of its Secrets, or raise MissingSecretError; see `_renew`."""
         access = await self._access_reader.read(binding.group.namespace, binding.rocketmq, known_keys=self._clusters)
         if binding.cluster and access.cluster_key not in self._clusters:
             await self._renew(binding.cluster, access)
@@ -61,8 +61,10 @@ class BrokerClusters:
         cluster of its own, since no group may use certificates or credentials of another one.
         """
         previous = cluster.access.cluster_key
-        is_common = await self._all_groups_have(cluster, access)
-        if is_common and self._clusters.get(previous) is cluster and access.cluster_key not in self._clusters:
+        if not await self._all_groups_have(cluster, access):
+            return
+        # During the reads, the cluster may have been closed or renewed, or another one may have started by this access.
+        if self._clusters.get(previous) is cluster and access.cluster_key not in self._clusters:
             del self._clusters[previous]
             self._clusters[access.cluster_key] = cluster
             cluster.access.renew(access)
@@ -70,16 +72,16 @@ class BrokerClusters:
 
     async def _all_groups_have(self, cluster: BrokerCluster, access: AccessConfig) -> bool:
         """Read the Secrets of a cluster's groups: whether all give this access, also groups bound during the reads."""
-        checked: set[tuple[str, bytes]] = set()
-        while binding := self._find_unchecked(cluster, checked):
+        checked_sources: set[tuple[str, bytes]] = set()
+        while binding := self._find_unchecked(cluster, checked_sources):
             source = binding.source  # read before the await, which may change the binding
             if not await self._access_reader.is_current(access.cluster_key, binding.group.namespace, binding.rocketmq):
                 return False
-            checked.add(source)
+            checked_sources.add(source)
         return True
 
-    def _find_unchecked(self, cluster: BrokerCluster, checked: Collection[tuple[str, bytes]]) -> Binding | None:
+    def _find_unchecked(self, cluster: BrokerCluster, checked_sources: Collection[tuple[str, bytes]]) -> Binding | None:
         for binding in self._bindings:
-            if binding.cluster is cluster and binding.source not in checked:
+            if binding.cluster is cluster and binding.source not in checked_sources:
                 return binding
         return None

@@ -39,7 +39,7 @@ class ConsumerPoller:
         self._unmanaged = unmanaged
         self._on_change = on_change
         self._settings: dict[ObjectKey, dict[str, ConsumerSettings | None]] = {}  # None: no response
-        self._pending: dict[ObjectKey, dict[str, None]] = {}  # client ids to ask next, of groups that are being asked
+        self._pending: dict[ObjectKey, dict[str, None]] = {}  # client ids still to ask (a set), of groups being asked
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     def settings_of(self, key: ObjectKey) -> Mapping[str, ConsumerSettings]:
@@ -58,7 +58,7 @@ class ConsumerPoller:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(REFRESH_SECONDS)
-                interests = self._route_watcher.interests
+                interests = self._route_watcher.interests_within_quota
                 self._settings = {key: settings for key, settings in self._settings.items() if key in interests}
                 async for key in yield_periodically([*interests]):
                     tasks.create_task(self.poll_group(key, ask_all=True))
@@ -72,7 +72,10 @@ class ConsumerPoller:
         unmanaged = sorted(self._unmanaged(key))[:MAX_CONSUMERS]
         self._forget_consumers(key, unmanaged)
         known_settings = self._settings.get(key, {})
-        to_ask = {client_id: None for client_id in unmanaged if ask_all or client_id not in known_settings}
+        to_ask: dict[str, None] = dict.fromkeys(unmanaged)
+        if not ask_all:
+            for client_id in known_settings:
+                to_ask.pop(client_id, None)
         if key in self._pending:
             self._pending[key] |= to_ask
         elif to_ask:
@@ -92,6 +95,7 @@ class ConsumerPoller:
             self._on_change(key)
 
     async def _ask_pending(self, key: ObjectKey) -> None:
+        """Ask a group's pending consumers; `poll_group` may add others meanwhile."""
         pending = self._pending[key]
         while pending:
             client_id = next(iter(pending))
@@ -107,7 +111,7 @@ class ConsumerPoller:
 
     async def _ask_consumer(self, key: ObjectKey, client_id: str) -> ConsumerSettings | None:
         """Return a consumer's settings from the first broker through which it responds."""
-        interest = self._route_watcher.interests.get(key)
+        interest = self._route_watcher.interests_within_quota.get(key)
         if interest is None:
             return None
         for broker in sorted(self._route_watcher.routes.brokers_of(interest.consumed_topics))[:MAX_BROKERS_ASKED]:

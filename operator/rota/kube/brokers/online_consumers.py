@@ -19,10 +19,10 @@ def suffix_of(client_id: str) -> str:
 
 
 class DuplicateId(NamedTuple):
-    """Since when an id is listed twice, and whether at one address: it may be one consumer and its old connection."""
+    """A client id that a broker lists more than once: several consumers, or one consumer and its old connection."""
 
-    since: float
-    same_address: bool
+    since: float  # the loop's time of the poll that first found it
+    same_address: bool  # whether each broker lists it at one address only
 
     def may_be_old_connection(self, now: float) -> bool:
         """Whether a broker may still hold the old connection of a consumer that has connected again."""
@@ -33,7 +33,7 @@ class DuplicateId(NamedTuple):
 class OnlineConsumers:
     """The consumers last seen in a group, and its problems."""
 
-    ids: tuple[str, ...] | None = None  # each as often as one broker lists it; None: no response
+    ids: tuple[str, ...] | None = None  # repeated as often as one broker lists them; None: no response
     consumers: Mapping[str, OnlineConsumer] = field(default_factory=dict)  # by id
     settings: Mapping[str, BrokerGroupSettings] = field(default_factory=dict)  # by broker
     problems: tuple[Finding, ...] = ()
@@ -54,7 +54,7 @@ class OnlineConsumers:
         return tuple(client_id for client_id in self.ids if suffix_of(client_id) not in member_suffixes)
 
     def duplicate_problems(self, now: float, member_suffixes: Collection[str]) -> list[Finding]:
-        """Report client ids of several consumers; not a member's while a broker may still hold its old connection."""
+        """Report client ids that several consumers share; a member's only when no entry can be an old connection."""
         duplicate_ids: list[str] = []
         for client_id, duplicate in sorted(self.duplicates.items()):
             is_member = suffix_of(client_id) in member_suffixes
@@ -100,11 +100,12 @@ def merge_consumers(
             consumers[consumer.client_id] = consumer
             hosts_by_id[consumer.client_id].append(consumer.address.rpartition(":")[0])
         for client_id, hosts in hosts_by_id.items():
-            occurrences[client_id] = max(occurrences[client_id], len(hosts))  # it is online at every broker
+            # Not the sum: each broker lists all consumers.
+            occurrences[client_id] = max(occurrences[client_id], len(hosts))
             if len(hosts) > 1:
-                duplicate = duplicates.get(client_id)
-                previous = duplicate or previous_duplicates.get(client_id)
-                same_address = len({*hosts}) == 1 and (duplicate is None or duplicate.same_address)
+                at_other_broker = duplicates.get(client_id)
+                previous = at_other_broker or previous_duplicates.get(client_id)
+                same_address = len({*hosts}) == 1 and (at_other_broker is None or at_other_broker.same_address)
                 duplicates[client_id] = DuplicateId(previous.since if previous else now, same_address)
     settings = {response.broker: response.settings for response in responses if response.settings}
     ids = tuple(sorted(occurrences.elements()))

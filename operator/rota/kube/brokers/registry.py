@@ -166,7 +166,7 @@ class BrokerRegistry:
                 self._reset(binding)
 
     async def poll_group(self, group: Group) -> None:
-        """Read a group's Secrets, bind it to its brokers, and ask these for routes and consumers, now."""
+        """Read a group's Secrets, bind it to its brokers, and ask these for routes and consumers, for its reconcile."""
         if binding := self._bindings.of(group):
             await self._refresh(binding, notify=False)
 
@@ -192,7 +192,7 @@ class BrokerRegistry:
         if access is not None:
             cluster = self._clusters.join(binding, access)
             await cluster.route_watcher.poll_group(key)
-            if binding.cluster is not cluster:  # lost by a change of leadership or brokers: its answers count no more
+            if binding.cluster is not cluster:  # lost by a change of leadership or brokers: its responses do not count
                 return
             self._requests.start(cluster.consumer_poller.poll_group(key))
         if binding in self._bindings:
@@ -227,7 +227,7 @@ class BrokerRegistry:
             if not self._is_leading:
                 continue
             for binding in self._bindings:
-                if not binding.may_change_access:
+                if not binding.needs_secret_reads:
                     continue
                 try:
                     await self._refresh(binding)

@@ -46,7 +46,7 @@ class RouteWatcher:
         self._route_polls = 0
 
     @property
-    def interests(self) -> Mapping[ObjectKey, TopicInterest]:
+    def interests_within_quota(self) -> Mapping[ObjectKey, TopicInterest]:
         """The interests of the groups that are within the queue quota."""
         return self._within_quota
 
@@ -69,7 +69,7 @@ class RouteWatcher:
             self._interests[key] = interest
             self.routes.add_group(interest)
             self._claim_queues(key)
-        if previous is not None:
+        if previous is not None:  # after `add_group`: topics of both interests keep their routes
             self.routes.remove_group(previous)
 
     def _claim_queues(self, key: ObjectKey) -> None:
@@ -103,19 +103,19 @@ class RouteWatcher:
                 _log.exception("Polling brokers failed unexpectedly")
 
     async def poll_group(self, key: ObjectKey) -> None:
-        """Poll routes and online consumers of one group now."""
+        """Poll routes and online consumers of one group now; the caller reports a change of its consumers."""
         if interest := self._interests.get(key):
             await asyncio.gather(*map(self._poll_topic, interest.consumed_topics))
             await self._poll_group_consumers(key, interest)
 
     async def poll_consumers(self, key: ObjectKey) -> None:
-        """Poll the online consumers of one group now."""
+        """Poll the online consumers of one group now, and report a change."""
         interest = self._interests.get(key)
         if interest and await self._poll_group_consumers(key, interest):
             self._on_change(key)
 
     async def _poll_routes(self) -> None:
-        """Poll all topics; retry topics, one a group, more rarely, because a retry topic stays once it exists."""
+        """Poll all topics; retry topics, one for each group, more rarely, because they stay once they exist."""
         self._route_polls += 1
         with_retry_topics = self._route_polls % RETRY_TOPICS_EVERY_POLLS == 0
         topics: set[str] = set()
@@ -152,7 +152,7 @@ class RouteWatcher:
         brokers = () if self._quota.rejection(key) else sorted(self.routes.brokers_of(interest.topics))
         try:
             responses = await asyncio.gather(*map(partial(self._read_broker, interest.consumer_group), brokers))
-            current = OnlineConsumers()
+            current = OnlineConsumers()  # without a broker to ask, nothing is known
             if brokers:
                 current = merge_consumers(responses, self.online_of(key).duplicates, asyncio.get_running_loop().time())
         except BrokerError as error:

@@ -50,7 +50,7 @@ class PolledRoute:
 
     name: str
     queue_counts: Mapping[str, int] | None = None  # number of queues by broker; None: no response yet, or an error
-    unchanged_since: float = 0.0
+    unchanged_since: float = 0.0  # on the loop's clock; 0: never polled
     error: BrokerError | None = None
     brokers: frozenset[str] = field(init=False)  # computed once: each lag sample reads it for every topic
 
@@ -67,7 +67,7 @@ class PolledRoute:
         return None if self.queues is None else QueueView(self.queues, now - self.unchanged_since)
 
     def problem(self, *, is_subscribed: bool) -> Finding | None:
-        """Return why the topic has no route; the group's own retry topic (not `is_subscribed`) need not exist."""
+        """Return why the topic has no route; for the retry topic, which need not exist, only a rejection counts."""
         if isinstance(self.error, NotFoundError) and is_subscribed:
             message = f"{self.error}; create the topic, or correct spec.subscriptions"
             return Finding(Reason.UNKNOWN_TOPIC, message)
@@ -135,6 +135,7 @@ class TopicRoutes:
                 counts = await self._brokers.queue_counts(topic)
             except BrokerError as error:
                 failure = error
+        # The text of a lasting error may change with each poll, so its type is compared.
         is_same = (counts, type(failure)) == (previous.queue_counts, type(previous.error))
         was_polled = previous.unchanged_since > 0
         if is_same and was_polled:

@@ -173,6 +173,7 @@ class Api:
         count = MAX_PAGE_OBJECTS
         while True:
             query["limit"] = str(count)
+            # A page of one object cannot be made smaller, so it may be as large as an object.
             limit_bytes = MAX_PAGE_BYTES if count > 1 else MAX_OBJECT_BYTES
             try:
                 text = await self._request("GET", path, params=query, limit_bytes=limit_bytes)
@@ -182,7 +183,8 @@ class Api:
                 count = max(1, count // 4)
                 continue
             page = _decode(text, _ObjectList)
-            yield Page([_decode(item, kind) for item in page.items], page.metadata.resource_version)
+            objects = [_decode(item, kind) for item in page.items]
+            yield Page(objects, page.metadata.resource_version)
             if not page.metadata.next:
                 return
             query["continue"] = page.metadata.next
@@ -217,7 +219,7 @@ class Api:
                     raise _decode_error(response.status, await response.read())
                 async for line in response.content:
                     event = _decode(line, _WatchEvent)
-                    if event.type == "ERROR":
+                    if event.type == "ERROR":  # its object is a Status, which has the code
                         raise _decode_error(0, bytes(event.object))
                     event_version = _decode(event.object, _VersionedObject).metadata.resource_version
                     changed = None if event.type == "BOOKMARK" else _decode(event.object, kind)

@@ -40,5 +40,5 @@ class DeploymentStatus(Struct, frozen=True, rename="camel"):
 
     @property
     def progressing(self) -> DeploymentCondition:
-        """The condition Progressing; without a deadline the controller sets none, and nothing contradicts success."""
+        """The condition Progressing; if the controller sets none, as without a deadline, success is assumed."""
         return self.conditions[0] if self.conditions else DeploymentCondition("Progressing", "NewReplicaSetAvailable")

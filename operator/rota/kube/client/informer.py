@@ -101,6 +101,7 @@ class Informer(Generic[T]):
             except Exception:  # noqa: BLE001 - if it ended here, the operator would see no more events
                 _log.exception("The watch of %s failed unexpectedly; listing again", self.path)
                 self._resource_version = ""
+            # Pause after a failure, and after a watch without a message; longer each time while the server is silent.
             is_silent = self.last_message_at == previous_message_at
             pause = min(2 * pause, MAX_RETRY_SECONDS) if is_silent else MIN_RETRY_SECONDS
             if has_failed or is_silent:
@@ -132,9 +133,11 @@ class Informer(Generic[T]):
             if key not in listed_keys:
                 self._delete(_with_list_version(cached, version))
         for item in list(self._handlers.expected()):
-            if item.metadata.key in listed_keys or self.namespace not in {"", item.metadata.namespace}:
+            is_watched_here = self.namespace in {"", item.metadata.namespace}
+            if item.metadata.key in listed_keys or not is_watched_here:
                 continue
             deleted = _with_list_version(item, version)
+            # A list that is older than the write cannot have the object.
             was_written_later = item.metadata.version_number > deleted.metadata.version_number
             if not was_written_later:
                 self._delete(deleted)
@@ -153,7 +156,7 @@ class Informer(Generic[T]):
 
     def _upsert(self, item: T) -> None:
         cached = self._cache.get(item.metadata.key)
-        if cached and cached.metadata.uid != item.metadata.uid:
+        if cached and cached.metadata.uid != item.metadata.uid:  # recreated, and the deletion's event was missed
             self._delete(cached)
         self._cache[item.metadata.key] = part_to_cache(item)
         with self._logged_failure(item):

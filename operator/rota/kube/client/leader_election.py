@@ -27,7 +27,8 @@ CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been
 LEASE_DURATION_SECONDS = 15  # after the last renewal that they saw, other candidates acquire the Lease
 RENEW_DEADLINE_SECONDS = 10.0  # a leader that could not renew for so long stops leading, before others may start
 RENEW_INTERVAL_SECONDS = 2.0  # between renewals by the leader
-RETRY_PERIOD_SECONDS = 0.5  # between attempts of other candidates
+RETRY_PERIOD_SECONDS = 0.5  # between attempts of other candidates, at most
+MIN_RETRY_SECONDS = 0.1  # between attempts of other candidates when the holder's Lease is about to expire
 
 _log = logging.getLogger(__name__)
 
@@ -93,12 +94,12 @@ class LeaderElector:
 
     @property
     def _pause_seconds(self) -> float:
-        """Seconds until the next attempt; a leader makes its last one before its leadership ends."""
+        """Seconds until the next attempt: at most until a leader's leadership ends, or another's Lease expires."""
         if self.is_leading:
             return min(RENEW_INTERVAL_SECONDS, max(self._leads_until - loop_time(), 0.0))
         if self._was_refused:
             return RENEW_INTERVAL_SECONDS
-        return min(RETRY_PERIOD_SECONDS, max(self._expires_at - loop_time(), 0.1))
+        return min(RETRY_PERIOD_SECONDS, max(self._expires_at - loop_time(), MIN_RETRY_SECONDS))
 
     @property
     def holder_annotations(self) -> Mapping[str, str]:
@@ -146,7 +147,7 @@ class LeaderElector:
     async def _is_held_by_another(self, lease: Lease) -> bool:
         """Whether a Lease that is not this candidate's has a holder, has not expired, and its holder's pod exists."""
         renewal = lease.spec.holder_identity, lease.spec.renew_time
-        if self._observed_renewal != renewal:
+        if self._observed_renewal != renewal:  # the Lease expires some time after the last renewal that was seen
             self._observed_renewal = renewal
             self._observed_at = loop_time()
         self._expires_at = self._observed_at + (lease.spec.lease_duration_seconds or LEASE_DURATION_SECONDS)
@@ -155,7 +156,7 @@ class LeaderElector:
         return not await self._holder_has_ended(lease)
 
     async def _holder_has_ended(self, lease: Lease) -> bool:
-        """Whether the holder's pod no longer exists; False if the holder names no pod, or the answer is not known."""
+        """Whether the holder's pod no longer exists; False if it just renewed, names no pod, or that is unknown."""
         uid = lease.metadata.annotations.get(POD_UID_ANNOTATION)
         holder = lease.spec.holder_identity or ""
         if not uid or not is_dns_subdomain(holder) or loop_time() - self._observed_at < CHECK_HOLDER_SECONDS:

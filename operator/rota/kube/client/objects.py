@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Container, Mapping
-from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +22,7 @@ TEMPLATE_DIGEST_ANNOTATION = "rota.dev/wish"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 ASSIGNMENT_MOUNT_PATH = "/etc/rota"  # where the sidecar mounts the group's assignment
 KEY_MOUNT_PATH = "/etc/rota-key"  # where the sidecar mounts the group's key
-REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, if it has no control port
+REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, in pods without a control port
 CONTROL_PORT = 9913
 CONTROL_PORT_NAME = "rota-control"  # the name of the control port in a pod's spec
 SETTINGS_KEY = "group.json"  # the key of the group's settings in its ConfigMap
@@ -91,6 +90,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
 def _trim_metadata(metadata: Metadata, annotations: Container[str]) -> Metadata:
     """Return metadata with these annotations only, and a bounded number of labels and owners.
 
+    Without a controller one owner is kept: a ConfigMap that has any owner is not taken for Rota's own.
     A tenant can fill an object up to 1.5 MiB, and objects are kept for as long as they exist.
     """
     labels = metadata.labels
@@ -150,8 +150,10 @@ class _PodSpec(Struct, frozen=True, rename="camel"):
     @property
     def mounts(self) -> list[_Mount]:
         """The mounts of all containers: of the sidecar alone, once the spec is trimmed."""
-        containers = [*self.init_containers, *self.containers]
-        return [*chain.from_iterable(container.volume_mounts for container in containers)]
+        mounts: list[_Mount] = []
+        for container in (*self.init_containers, *self.containers):
+            mounts += container.volume_mounts
+        return mounts
 
     def volumes_mounted_at(self, path: str) -> set[str]:
         """Return the names of the volumes that are mounted at a path."""

@@ -80,4 +80,5 @@ def _checked_name(name: str) -> str:
 
 def _join_segments(segments: list[str]) -> str:
     api, *below = segments
-    return "/".join([api, *(quote(segment, safe=":") for segment in below)])
+    quoted = [quote(segment, safe=":") for segment in below]
+    return "/".join([api, *quoted])  # `api` is a constant, whose slashes stay

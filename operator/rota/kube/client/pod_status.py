@@ -43,7 +43,7 @@ class _ContainerState(Struct, frozen=True):
     @property
     def ended_at(self) -> float:
         """When the container's process ended, in seconds since 1970; 0: it has not, or the time is not known."""
-        return parse_time(self.terminated.finished_at) or 0.0 if self.terminated else 0.0
+        return (parse_time(self.terminated.finished_at) or 0.0) if self.terminated else 0.0
 
 
 class _ContainerStatus(Struct, frozen=True, rename="camel"):
@@ -110,9 +110,10 @@ class PodStatus(Struct, frozen=True, rename="camel"):
 
 def trim_status(status: PodStatus) -> PodStatus:
     """Return the fields that Rota uses; the obstacle is found first, as it may be in fields that are dropped."""
+    conditions = [condition for condition in status.conditions if condition.type == "Ready"]
     return replace(
         status,
-        conditions=[replace(condition, message="") for condition in status.conditions if condition.type == "Ready"],
+        conditions=[replace(condition, message="") for condition in conditions],
         init_container_statuses=sidecars_in(status.init_container_statuses),
         container_statuses=sidecars_in(status.container_statuses),
         obstacle=_find_obstacle(status),
@@ -120,6 +121,7 @@ def trim_status(status: PodStatus) -> PodStatus:
 
 
 def _find_obstacle(status: PodStatus) -> str:
+    """Return the first obstacle; one of the whole pod, as a condition has it, precedes those of containers."""
     if status.obstacle:  # a status that was trimmed before: the fields with its obstacle are gone
         return status.obstacle
     containers = [*status.init_container_statuses, *status.container_statuses]

@@ -15,6 +15,7 @@ class Listener:
     """One stream's subscription to changes, of all groups or of one group."""
 
     def __init__(self, group: ObjectKey | None) -> None:
+        """`group` None: of all groups."""
         self.is_ended = False
         self._group = group
         self._changed_groups: set[ObjectKey] = set()

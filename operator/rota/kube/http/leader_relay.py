@@ -63,13 +63,16 @@ class LeaderPage(NamedTuple):
     certificate_digest: str  # its SHA-256 in hexadecimal; empty without TLS
 
 
-def page_annotations(address: str, port: int, certificate: str) -> dict[str, str]:
+def page_annotations(address: str, port: int, certificate_digest: str) -> dict[str, str]:
     """Return the Lease's annotations for this process's page; empty if `address` is not one specific IP address."""
     ip_address = _parse_address(address)
     if ip_address is None or ip_address.is_unspecified:
         return {}
-    url = URL.build(scheme="https" if certificate else "http", host=address, port=port)
-    return {PAGE_URL_ANNOTATION: str(url)} | ({PAGE_CERTIFICATE_ANNOTATION: certificate} if certificate else {})
+    url = URL.build(scheme="https" if certificate_digest else "http", host=address, port=port)
+    annotations = {PAGE_URL_ANNOTATION: str(url)}
+    if certificate_digest:
+        annotations[PAGE_CERTIFICATE_ANNOTATION] = certificate_digest
+    return annotations
 
 
 def parse_leader_page(annotations: Mapping[str, str], own_address: str, *, has_tls: bool) -> LeaderPage | None:
@@ -78,19 +81,20 @@ def parse_leader_page(annotations: Mapping[str, str], own_address: str, *, has_t
     The leader's page must use TLS exactly if this replica's page does, so that tokens are never sent without it. It may
     have a loopback address only if this replica's page has one: the leader may run on another machine.
     """
-    certificate = annotations.get(PAGE_CERTIFICATE_ANNOTATION, "")
+    certificate_digest = annotations.get(PAGE_CERTIFICATE_ANNOTATION, "")
     try:
         url = URL(annotations.get(PAGE_URL_ANNOTATION, ""))
     except ValueError:
         return None
-    if url.scheme != ("https" if has_tls else "http") or bool(_SHA256.fullmatch(certificate)) is not has_tls:
+    leader_has_tls = bool(_SHA256.fullmatch(certificate_digest))
+    if url.scheme != ("https" if has_tls else "http") or leader_has_tls is not has_tls:
         return None
     address = _parse_address(url.host or "")
     own = _parse_address(own_address)
     if address is None or own is None or address.is_loopback is not own.is_loopback:
         return None
     is_one_machine = not (address.is_unspecified or address.is_link_local or address.is_multicast)
-    return LeaderPage(url.origin(), certificate) if is_one_machine else None
+    return LeaderPage(url.origin(), certificate_digest) if is_one_machine else None
 
 
 class LeaderRelay:
@@ -131,7 +135,7 @@ class LeaderRelay:
         return await handler(request)
 
     def _leader_for(self, request: web.Request) -> LeaderPage | None:
-        """Return the leader if a request is to be relayed; otherwise None."""
+        """Return the leader if a request is to be relayed; None otherwise, and for RETRY_SECONDS after it failed."""
         is_about_groups = request.method == hdrs.METH_GET and request.path.startswith(RELAYED_PATH_PREFIX)
         if not is_about_groups or RELAYED_HEADER in request.headers or not self._may_relay(request):
             return None
@@ -168,9 +172,9 @@ class LeaderRelay:
 
 
 @lru_cache(maxsize=4)
-def _fingerprint_of(certificate: str) -> aiohttp.Fingerprint:
+def _fingerprint_of(certificate_digest: str) -> aiohttp.Fingerprint:
     """Return the pin of a certificate. It is cached: aiohttp reuses a connection only for the same object."""
-    return aiohttp.Fingerprint(bytes.fromhex(certificate))
+    return aiohttp.Fingerprint(bytes.fromhex(certificate_digest))
 
 
 def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -25,7 +25,7 @@ def present_summary(facts: GroupFacts) -> schema.GroupSummary:
 
 
 def _summary(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> schema.GroupSummary:
-    status = facts.status or facts.group.published_status
+    status = _status_of(facts)
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     document = facts.group.stored_assignment.document
@@ -54,6 +54,11 @@ def _summary(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> sc
     )
 
 
+def _status_of(facts: GroupFacts) -> Mapping[str, Any]:
+    """Return the status as of the last plan; before this operator's first plan, the published one."""
+    return facts.status or facts.group.published_status
+
+
 def _strategy(document: Assignment | None) -> str:
     """Return the strategy of an assignment; `-` for a Broadcasting group, where every member has all queues."""
     if document is None:
@@ -69,7 +74,7 @@ def present_detail(
 ) -> schema.GroupDetail:
     """Return all details of a group."""
     topics = lag_totals.group_lag_by_topic(facts.group, facts.broker, facts.lag)
-    conditions = (facts.status or facts.group.published_status).get("conditions") or ()
+    conditions = _status_of(facts).get("conditions") or ()
     return schema.GroupDetail(
         operator=operator,
         summary=_summary(facts, topics),
@@ -126,14 +131,16 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
         queues = shares.get(holder, ())
         if broadcast_queues is not None and holder in shares:
             queues = broadcast_queues
+        has_current_settings = report is not None and report.settings == current_digest
         client = consumers.get(client_id(pod))
+        state_before_plan = "Ready" if pod.ready else "Joining"
         rates = [facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG).consumed_rate for queue in queues]
         members.append(
             schema.MemberInfo(
                 name=name,
                 client_id=client_id(pod),
                 origin="Rota",
-                state=str(facts.tracker.last_plan.member_states.get(name, "Ready" if pod.ready else "Joining")),
+                state=str(facts.tracker.last_plan.member_states.get(name, state_before_plan)),
                 address=pod.status.pod_ip or "",
                 version=client.version if client else "",
                 language=client.language if client else "",
@@ -143,7 +150,7 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
                 troubles=[*report.troubles.values()] if report else [],
                 queue_states=report.states if report else {},
                 failing=[*map(describe_message, facts.group.deliveries.failing_messages_of(pod.metadata.uid))],
-                **_settings_fields(current_settings if report and report.settings == current_digest else None),
+                **_settings_fields(current_settings if has_current_settings else None),
             )
         )
     return members
@@ -202,8 +209,9 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
     states |= dict.fromkeys(owners, "Owned")
     states |= dict.fromkeys(releasing, "Releasing")
     retry_topic = RETRY_TOPIC_PREFIX + facts.group.consumer_group
+    queues_by_topic = [topic.queues for topic in topics.values()]
     queues = []
-    for queue in sorted(states.keys() | set().union(*(topic.queues for topic in topics.values()))):
+    for queue in sorted(states.keys() | set().union(*queues_by_topic)):
         release = releasing.get(queue)
         queue_lag = facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
         topic = topics.get(queue.topic)

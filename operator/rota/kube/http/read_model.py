@@ -58,12 +58,14 @@ class ReadModel(NamedTuple):
     def _oldest_handover_seconds(self, group: Group) -> float:
         """Return the age of the oldest handover in the stored assignment; it may have begun under an earlier leader."""
         document = group.stored_assignment.document
-        handovers = [release for release in document.releasing.values() if release.to] if document else []
+        if document is None:
+            return 0.0
         now = self.controller.wall_time()
+        handovers = [release for release in document.releasing.values() if release.to]
         return max((seconds_since(handover.at, now) for handover in handovers), default=0.0)
 
     def consumed_queues(self, key: ObjectKey) -> Collection[Queue]:
-        """Return the queues that have a consumer; if the group has unmanaged consumers, all its queues."""
+        """Return the queues that have a consumer: all queues if it has unmanaged ones, as theirs are unknown."""
         group = self.controller.group(key)
         if group is None:
             return ()

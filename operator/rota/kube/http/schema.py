@@ -95,7 +95,7 @@ class MemberInfo(Struct, frozen=True, rename="camel"):
 
 
 class TopicInfo(Struct, frozen=True, rename="camel"):
-    """A topic of the group."""
+    """A topic of the group; None: not known."""
 
     topic: str
     kind: TopicKind
@@ -106,7 +106,7 @@ class TopicInfo(Struct, frozen=True, rename="camel"):
 
 
 class QueueDetail(Struct, frozen=True, rename="camel"):
-    """A queue of the group."""
+    """A queue of the group; None: not known, or without an owner."""
 
     topic: str
     broker: str

@@ -69,7 +69,7 @@ def page_routes(views: GroupViews, broadcaster: Broadcaster) -> list[web.RouteDe
         web.get("/v1/groups/{namespace}/{name}", site.group),
         web.get("/v1/groups/{namespace}/{name}/why", site.why),
         web.get(EVENTS_PATH, site.events, allow_head=False),
-        web.route("*", "/v1{rest:(/.*)?}", site.not_found),  # after all other routes, so that every refusal is JSON
+        web.route("*", "/v1{rest:(/.*)?}", site.refuse),  # after all other routes, so that every refusal is JSON
     ]
 
 
@@ -155,7 +155,7 @@ class _Site:
                 await self._stream_events(request, stream, listener)
         return stream
 
-    async def not_found(self, request: web.Request) -> web.StreamResponse:
+    async def refuse(self, request: web.Request) -> web.StreamResponse:
         methods = ("GET",) if request.path == EVENTS_PATH else ("GET", "HEAD")
         if request.method not in methods:
             sentence = f"Method {single_line(request.method, 20)} is not allowed; use GET"

@@ -59,7 +59,7 @@ SampleReader = Callable[[_Scrape], Samples]
 
 
 class GroupMetric(NamedTuple):
-    """A metric of groups; `labels` are those in addition to GROUP_LABELS."""
+    """A metric of groups: a counter if its name ends in `_total`; `labels` are those in addition to GROUP_LABELS."""
 
     name: str
     text: str
@@ -105,12 +105,13 @@ def _of_tracker(field: str) -> SampleReader:
 
 
 def _handover_age(scrape: _Scrape) -> float:
+    # Only the tracker has granted queues that are not obeyed yet; only the facts have handovers of an earlier leader.
     return max(scrape.facts.tracker.oldest_handover_seconds(scrape.now), scrape.facts.oldest_handover_seconds)
 
 
 def _members(scrape: _Scrape) -> Samples:
     if scrape.facts.status:  # empty before the group's first plan
-        members = Counter({"Ready": 0})
+        members = Counter({"Ready": 0})  # the only state that is reported without a member
         members.update(map(str, scrape.facts.tracker.last_plan.member_states.values()))
         for state, count in members.items():
             yield (state,), count
@@ -176,6 +177,7 @@ def _lag_age(scrape: _Scrape) -> float | None:
 
 
 def _certificate_time(field: str) -> SampleReader:
+    # Without a certificate, the validity is None and has no such field.
     return _single(lambda scrape: getattr(scrape.facts.broker.client_validity, field, None))
 
 

@@ -136,7 +136,8 @@ class OperatorMetrics:
             trace_id = self._trace_of(key, ended_rebalance)
             self._rebalances.add(key, ended_rebalance.reason, ended_rebalance.outcome)
             exemplar = {"trace_id": trace_id} if trace_id else None
-            self._rebalance_seconds.labels(*key).observe(ended_rebalance.seconds or 0.0, exemplar)
+            seconds = ended_rebalance.seconds or 0.0  # a completed rebalance always has its seconds
+            self._rebalance_seconds.labels(*key).observe(seconds, exemplar)
         return change
 
     def count_redelivered(self, key: ObjectKey, cause: RedeliveryCause, messages: int) -> None:
@@ -187,7 +188,11 @@ class OperatorMetrics:
         for key in {*self.trackers, *self._initialized} - keys:
             self.forget(key)
         now = loop_time()
-        facts = [(key, fact) async for key in yield_periodically(sorted(keys)) if (fact := groups.facts_of(key))]
+        facts: list[tuple[ObjectKey, GroupFacts]] = []
+        async for key in yield_periodically(sorted(keys)):
+            group_facts = groups.facts_of(key)
+            if group_facts:  # else the group was deleted meanwhile
+                facts.append((key, group_facts))
         return await asyncio.to_thread(self._render, facts, now, style)
 
     def _render(self, facts: Sequence[tuple[ObjectKey, GroupFacts]], now: float, style: MetricsFormat) -> bytes:

@@ -7,7 +7,7 @@ gives to the queue), and members' reports complete them. A queue without a previ
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 from typing import Any, NamedTuple
@@ -93,13 +93,15 @@ class RebalanceTracker:
     ) -> RebalanceChange:
         """Update the history with a plan, the stored document after it, and the generation that each member obeys."""
         is_first = self._counted_until is None
-        self.count_seconds(now)
+        self.count_seconds(now)  # first: the time so far belongs to the previous plan and document
         previous = self.last_plan
         self.last_plan = replace(plan, document=None, config_map_data={}, journal_records=())
         moved, forced = self._apply_document(document, now) if document else (0, 0)
-        completed = tuple(self._complete_handovers(obeyed_generations, now))
-        durations = [handover.seconds for handover in completed if handover.previous_owner]
-        self._longest_seconds = max([self._longest_seconds, *durations])
+        completed = self._complete_handovers(obeyed_generations, now)
+        for handover in completed:
+            if handover.previous_owner:
+                self._longest_seconds = max(self._longest_seconds, handover.seconds)
+        # Reported when a gate begins to hold queues: unknown at the first plan; NOTHING_WOULD_CHANGE holds none.
         gate_reason = plan.hold.reason if plan.hold else None
         previous_reason = previous.hold.reason if previous.hold else None
         if is_first or gate_reason in {previous_reason, Reason.NOTHING_WOULD_CHANGE}:
@@ -156,18 +158,21 @@ class RebalanceTracker:
 
     def _drop_cancelled(self, owned: Collection[Queue], releasing: Collection[Queue]) -> None:
         """Drop handovers of queues that went back to their holder, or that the group does not consume any more."""
+        # A granted handover stays while its queue is owned, one that is not granted while its queue is released.
         for queue, entry in list(self._open_handovers.items()):
             if queue not in (owned if entry.next_owner else releasing):
                 del self._open_handovers[queue]
 
-    def _complete_handovers(self, obeyed_generations: Mapping[Holder, int], now: float) -> Iterable[QueueHandover]:
-        """Yield and remove completed handovers: the next owner obeys the document that grants it the queue."""
+    def _complete_handovers(self, obeyed_generations: Mapping[Holder, int], now: float) -> tuple[QueueHandover, ...]:
+        """Remove and return completed handovers: the next owner obeys the document that grants it the queue."""
+        completed: list[QueueHandover] = []
         for queue, entry in list(self._open_handovers.items()):
             if entry.next_owner and obeyed_generations.get(entry.next_owner, 0) >= entry.generation:
                 del self._open_handovers[queue]
                 owners = (entry.previous_owner, entry.next_owner)
                 times = (entry.revoked_at, entry.granted_at, now)
-                yield QueueHandover(queue, *owners, *times, entry.is_forced, entry.generation)
+                completed.append(QueueHandover(queue, *owners, *times, entry.is_forced, entry.generation))
+        return tuple(completed)
 
     def _update_rebalance(
         self, plan: Plan, forced: int, completed: tuple[QueueHandover, ...]

@@ -70,17 +70,17 @@ class _SpanIds(IdGenerator):
     """Generates ids from the trace id and a counter, so that a trace that is sent twice stays one trace."""
 
     def __init__(self) -> None:
-        self._trace = ""
+        self._hex_trace_id = ""
         self._count = 0
 
-    def start_trace(self, trace: str) -> None:
+    def start_trace(self, hex_trace_id: str) -> None:
         """Generate ids for the spans of this trace from now on."""
-        self._trace = trace
+        self._hex_trace_id = hex_trace_id
         self._count = 0
 
     def generate_trace_id(self) -> int:
-        return int(self._trace, 16)
+        return int(self._hex_trace_id, 16)
 
     def generate_span_id(self) -> int:
         self._count += 1
-        return int.from_bytes(blake2b(f"{self._trace} {self._count}".encode(), digest_size=8).digest())
+        return int.from_bytes(blake2b(f"{self._hex_trace_id} {self._count}".encode(), digest_size=8).digest())

@@ -36,8 +36,7 @@ def open_recorder(environment: Mapping[str, str], identity: str, version: str) -
 
     Raise ValueError for invalid variables. The SDK itself reads them from the process's environment.
     """
-    # An empty variable counts as unset.
-    settings = {name: stripped for name, value in environment.items() if (stripped := value.strip())}
+    settings = {name: value.strip() for name, value in environment.items()}
     name, url = _find_variable(settings, "ENDPOINT")
     is_sdk_disabled = settings.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if not url or is_sdk_disabled or settings.get("OTEL_TRACES_EXPORTER") == "none":
@@ -87,9 +86,9 @@ class TraceExporter:
 
 
 def _find_variable(settings: Mapping[str, str], suffix: str) -> tuple[str, str]:
-    """Return name and value of a setting's variable: the one for traces, or else the one for all signals."""
+    """Return name and value of a setting's variable: the one for traces, or if that is empty, for all signals."""
     name = _TRACES_PREFIX + suffix
-    if name not in settings:
+    if not settings.get(name):
         name = _OTLP_PREFIX + suffix
     return name, settings.get(name, "")
 
@@ -114,6 +113,6 @@ def _check_url(name: str, url: str) -> None:
 def _check_headers(name: str, text: str) -> None:
     """Raise ValueError for malformed headers, without their text: the SDK would log it, and it may be secret."""
     for number, pair in enumerate(text.split(","), 1):
-        key, equals, value = (part.strip() for part in pair.partition("="))
+        key, equals, value = map(str.strip, pair.partition("="))
         if pair.strip() and not (equals and _TOKEN.fullmatch(key) and unquote(value).isprintable()):
             raise ValueError(f"{name}: entry {number} is malformed; write key=value,key=value")

@@ -77,7 +77,7 @@ async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_
     state = watcher.state_of(KEY, 0.0, ())
     assert [problem.reason for problem in state.problems] == [Reason.TOO_MANY_QUEUES]
     assert {state.views["orders"], state.views["bills"]} == {None}
-    assert KEY not in watcher.interests
+    assert KEY not in watcher.interests_within_quota
     assert "queues" not in vars(watcher.routes._routes["orders"]), "no Queue was constructed"
     assert watcher.online_of(KEY).is_accepted is None, "no broker was polled"
     watcher.set_interest(KEY, ORDERS)
@@ -85,7 +85,7 @@ async def test_queue_quota_hides_the_queues_of_a_group_that_exceeds_it_and_ends_
     assert state.problems == ()
     assert state.views["orders"]
     assert len(state.views["orders"].queues) == 3
-    assert watcher.interests == {KEY: ORDERS}
+    assert watcher.interests_within_quota == {KEY: ORDERS}
 
 
 async def test_queue_quota_is_claimed_again_by_a_rejected_group_once_another_one_is_deleted() -> None:

@@ -169,14 +169,14 @@ class LagHistory:
         self._ids = tuple(ids)
 
     def judge_queues(self, start_from: StartFrom) -> dict[int, QueueLag]:
-        """Judge each queue by its samples; most queues are at their end in all samples, which is checked first."""
+        """Judge each queue by its samples; most queues have no lag, which is checked first."""
         if not self._samples:
             return {}
         table = _SampleTable.of(self._samples)
         caught_up = _caught_up(table)
         others = np.flatnonzero(~caught_up)
         judge = self._judge_each if len(others) < self._vectorize_from else self._judge_vectorized
-        judgements = judge(others, start_from)
+        judgements = judge(others, start_from)  # of the queues that are not caught up, in the order of `_ids`
         rows = zip(
             self._ids,
             caught_up.tolist(),
@@ -195,7 +195,7 @@ class LagHistory:
         return results
 
     def incoming_rates(self) -> dict[int, float | None]:
-        """Return the incoming messages a second of each queue over the sampled time, of up to an hour."""
+        """Return each queue's incoming messages a second over the sampled hour; None below MIN_HISTORY_SECONDS."""
         if not self._samples:
             return {}
         recent_ends = [(sample.at, sample.max_offsets) for sample in self._samples]
@@ -266,7 +266,7 @@ def _known_samples(times: list[float], rows: list[list[int]]) -> list[OffsetSamp
 
 
 def _caught_up(table: _SampleTable) -> NDArray[np.bool_]:
-    """Return which queues are at their end, and were at each of at least two samples."""
+    """Return which queues have no lag, if two samples are valid and no earlier offset was higher (none was rewound)."""
     latest = table.committed[-1]
     at_end = (latest == table.max_offsets[-1]) & (table.committed.max(axis=0) == latest)
     is_valid = (
@@ -288,8 +288,8 @@ def _growth_per_second(times: NDArray[np.float64], offsets: Offsets, min_seconds
     before_fall = has_offset & (offsets > lowest)
     since = len(times) - np.argmax(before_fall[::-1], axis=0)  # index after the newest such sample
     since = np.where(before_fall.any(axis=0), since, 0)
-    counts = has_offset & (np.arange(len(times))[:, np.newaxis] >= since)
-    first = np.argmax(counts, axis=0)
+    is_after_fall = np.arange(len(times))[:, np.newaxis] >= since
+    first = np.argmax(has_offset & is_after_fall, axis=0)
     grown = offsets[-1].astype(float) - offsets[first, np.arange(offsets.shape[1])]
     seconds = times[-1] - times[first]
     is_measured = has_offset[-1] & (seconds > 0) & (seconds >= min_seconds)

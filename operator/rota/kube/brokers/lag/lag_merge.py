@@ -25,8 +25,8 @@ class LagAtBroker:
     broadcasting: bool = False
     queue_lags: dict[Queue, QueueLag] = field(default_factory=dict)
     dead_letters: int | None = None
-    sampled_at: float | None = None
-    requested_at: float | None = None
+    sampled_at: float | None = None  # seconds since 1970: time of the last request with a response
+    requested_at: float | None = None  # the same on the loop's clock; without a response, time of the first request
     incoming_rates: Mapping[Queue, float | None] = field(default_factory=dict)
     is_known: bool = False  # whether the lag on each queue is known
 
@@ -36,7 +36,7 @@ class LagAtBroker:
 
     @property
     def responded_at(self) -> float:
-        """When the last request with a response was sent, on the loop's clock; 0 without one."""
+        """Sort key: the time of the last request with a response, on the loop's clock; 0 without one, so first."""
         return self.requested_at if self.sampled_at and self.requested_at else 0.0
 
 
@@ -55,7 +55,7 @@ class BrokerLag:
 
     def histories_of(self, key: ObjectKey, interest: TopicInterest) -> dict[str, LagHistory]:
         """Return a group's histories by topic: none if they are of a deleted group, or of its previous spec."""
-        lag = self.lag_by_group.get(key)
+        lag = self.lag_by_group.get(key)  # None after a while in which no route listed the broker
         return self.histories.get(key, {}) if lag is None or lag.matches(interest) else {}
 
     def unknown_lag(self, key: ObjectKey, interest: TopicInterest, now: float) -> LagAtBroker:
@@ -106,7 +106,7 @@ def judge_samples(
     consumed: Mapping[ObjectKey, frozenset[Queue]],
     requested_at: RequestTimes,
 ) -> dict[ObjectKey, LagAtBroker]:
-    """Add samples to the histories, and judge them; runs in a thread, as it takes a while."""
+    """Add samples to the broker's histories, replace these, and judge them; runs in a thread, as it takes a while."""
     lags: dict[ObjectKey, LagAtBroker] = {}
     histories: dict[ObjectKey, dict[str, LagHistory]] = {}
     for key, interest in interests.items():
@@ -118,6 +118,7 @@ def judge_samples(
             continue
         histories[key] = {topic: earlier.get(topic, LagHistory()) for topic in samples[key]}
         for topic, queues in samples[key].items():
+            # A tuple equals the Queue of its values, and is created faster.
             consumed_ids = frozenset(number for number in queues if (topic, broker.name, number) in consumed[key])
             histories[key][topic].add_sample(now, queues, consumed_ids)
         lag = _judge_group(broker.name, interest, histories[key], broker.lag_of(key, interest))
@@ -137,8 +138,8 @@ def _judge_group(
         for number, lag in history.judge_queues(start_from).items():
             queue_lags[Queue(topic, broker, number)] = _without_trend(lag) if interest.broadcasting else lag
         if interest.needs_weights:
-            rates = history.incoming_rates()
-            incoming_rates |= {Queue(topic, broker, number): rate for number, rate in rates.items()}
+            for number, rate in history.incoming_rates().items():
+                incoming_rates[Queue(topic, broker, number)] = rate
     if previous and queue_lags.keys() == previous.queue_lags.keys():
         equal = {queue: lag for queue, lag in previous.queue_lags.items() if lag == queue_lags[queue]}
         queue_lags |= equal  # keep the earlier objects, to spare garbage collection

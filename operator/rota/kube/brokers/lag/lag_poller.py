@@ -7,7 +7,7 @@ away: all lag that it reported becomes unknown.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from time import time
 from typing import NamedTuple
@@ -89,7 +89,7 @@ class LagPoller:
                 now = asyncio.get_running_loop().time()
                 self._note_routes(now)
                 self._brokers_by_name = brokers_to_keep(self._brokers_by_name, groups_of_broker, now)
-                for name in self._brokers_by_name.keys() - groups_of_broker.keys():
+                for name in self._brokers_by_name.keys() - groups_of_broker.keys():  # in no route: keep only samples
                     self._brokers_by_name[name].lag_by_group = {}
                 for name, groups in groups_of_broker.items():
                     broker = self._brokers_by_name.setdefault(name, PolledBroker(name))
@@ -100,26 +100,29 @@ class LagPoller:
 
     def lag_of(self, key: ObjectKey) -> GroupLag:
         """Return a group's lag, merged from all brokers."""
-        interest = self._route_watcher.interests.get(key)
+        interest = self._route_watcher.interests_within_quota.get(key)
         if interest is None:
             return GroupLag({})
         brokers = list(self._brokers_by_name.values())  # a copy: the journal reads lag in a thread
-        lags = [lag for broker in brokers if (lag := broker.lag_of(key, interest))]
         incomplete_topics = frozenset(filter(self._has_lost_a_broker, interest.consumed_topics))
         queues: dict[Queue, QueueLag] = {}
         incoming_rates: dict[Queue, float | None] = {}
-        for lag in lags:
-            queues |= lag.queue_lags
-            incoming_rates |= lag.incoming_rates
-        dead_letters = [lag.dead_letters for lag in lags if lag.dead_letters is not None]
-        sampled_at = [lag.sampled_at for lag in lags if lag.sampled_at is not None]
-        requested_at = [lag.requested_at for lag in lags if lag.requested_at is not None]
-        has_all_dead_letters = lags and len(dead_letters) == len(lags) and not incomplete_topics
+        dead_letters: list[int | None] = []
+        sampled_at: list[float | None] = []
+        requested_at: list[float | None] = []
+        for broker in brokers:
+            if lag := broker.lag_of(key, interest):
+                queues |= lag.queue_lags
+                incoming_rates |= lag.incoming_rates
+                dead_letters.append(lag.dead_letters)
+                sampled_at.append(lag.sampled_at)
+                requested_at.append(lag.requested_at)
+        has_all_dead_letters = dead_letters and None not in dead_letters and not incomplete_topics
         return GroupLag(
             queues,
-            sum(dead_letters) if has_all_dead_letters else None,
-            min(sampled_at, default=None),
-            min(requested_at, default=None),
+            sum(filter(None, dead_letters)) if has_all_dead_letters else None,
+            _oldest(sampled_at),
+            _oldest(requested_at),
             incomplete_topics,
             incoming_rates,
         )
@@ -127,7 +130,7 @@ class LagPoller:
     def _note_routes(self, now: float) -> None:
         """Remember each topic's brokers: a removed one for a while; all of them while the topic has no route."""
         topics: set[str] = set()
-        for interest in self._route_watcher.interests.values():
+        for interest in self._route_watcher.interests_within_quota.values():
             topics.update(interest.consumed_topics)
         routes: dict[str, dict[str, float]] = {}
         for topic in topics:
@@ -147,7 +150,7 @@ class LagPoller:
     def _groups_by_broker(self) -> dict[str, dict[ObjectKey, TopicInterest]]:
         """Return the groups with a topic on each broker."""
         groups_of_broker: dict[str, dict[ObjectKey, TopicInterest]] = {}
-        for key, interest in self._route_watcher.interests.items():
+        for key, interest in self._route_watcher.interests_within_quota.items():
             for name in self._route_watcher.routes.brokers_of(interest.consumed_topics):
                 groups_of_broker.setdefault(name, {})[key] = interest
         return groups_of_broker
@@ -191,7 +194,7 @@ class LagPoller:
     async def _count_dead_letters(
         self, broker: PolledBroker, groups: Mapping[ObjectKey, TopicInterest]
     ) -> dict[ObjectKey, int | None]:
-        """Return the groups' numbers of dead letters; asked for rarely, but at once for a changed name or model."""
+        """Return the groups' numbers of dead letters: asked for rarely, but at once for new or changed groups."""
         are_due = broker.polls % DEAD_LETTERS_EVERY_POLLS == 0
         counts: dict[ObjectKey, int | None] = {}
         requests: dict[ObjectKey, Callable[[], Awaitable[int | None]]] = {}
@@ -204,13 +207,19 @@ class LagPoller:
         return counts | await send_all(broker, requests)
 
     async def _read_dead_letters(self, broker: str, group: str) -> int | None:
+        """Return a group's number of dead letters at a broker; None if the broker reports impossible offsets."""
         try:
             ranges = await self._brokers.offset_ranges(DEAD_LETTER_PREFIX + group, broker)
         except NotFoundError:
-            return 0
+            return 0  # no message has become a dead letter yet
         count = 0
         for first, last, _ in ranges.values():
             if not 0 <= first <= last <= MAX_OFFSET:
                 return None
             count += last - first
         return count
+
+
+def _oldest(times: Iterable[float | None]) -> float | None:
+    """Return the oldest of the known times; None if none is known."""
+    return min((at for at in times if at is not None), default=None)

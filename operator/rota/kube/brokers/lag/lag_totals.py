@@ -49,7 +49,7 @@ def lag_by_topic(
         queue_lags = [*map(lag.queue_lag, queues)]
         left_brokers = {*stored_brokers.get(topic, ())} - {queue.broker for queue in queues}
         if topic in lag.incomplete_topics or left_brokers:
-            queue_lags.append(UNKNOWN_QUEUE_LAG)
+            queue_lags.append(UNKNOWN_QUEUE_LAG)  # for the missing queues: it makes the sum unknown
         kind: TopicKind = "Retry" if topic == retry_topic else "Subscribed"
         total = _sum([queue_lag.lag for queue_lag in queue_lags]) if queues else None
         delay = _max([queue_lag.delay for queue_lag in queue_lags])
@@ -78,7 +78,7 @@ def count_lag_states(topics: Mapping[str, TopicLag], lag: GroupLag) -> Counter[s
 
 
 def round_lag(lag: int | None) -> int | None:
-    """Round a lag for the status: an exact figure changes, and would be written, all the time."""
+    """Round a lag to two digits for the status: an exact figure changes, and would be written, all the time."""
     return lag if lag is None else int(float(f"{lag:.1e}"))
 
 
@@ -108,4 +108,4 @@ def _sum(lags: Sequence[int | None]) -> int | None:
 
 def _max(delays: Sequence[float | None]) -> float | None:
     """Return the longest delay; None without any, or unless each is known."""
-    return None if not delays or None in delays else max(delay or 0.0 for delay in delays)
+    return None if not delays or None in delays else max(filter(None, delays), default=0.0)

@@ -19,7 +19,7 @@ from rota.kube.brokers.topic_routes import TopicInterest, TopicRoutes
 from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
 
-# Groups whose offsets are read before the ends of their queues: an end must not be older than an offset.
+# Groups in a batch: first their offsets are read, then the ends of their queues, as no end may be older than an offset.
 BATCH_GROUPS = 32
 
 
@@ -91,7 +91,9 @@ class OffsetSampler:
             else:
                 requests[key] = partial(self._read_progress, broker.name, interest.consumer_group, topics[key])
         responses = await send_all(broker, requests)
-        return responses | {key: self._member_offsets(broker.name, key) for key in broadcasting}
+        for key in broadcasting:
+            responses[key] = self._member_offsets(broker.name, key)
+        return responses
 
     def _member_offsets(self, broker: str, key: ObjectKey) -> CommittedOffsets:
         offsets: CommittedOffsets = {}

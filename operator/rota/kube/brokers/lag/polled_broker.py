@@ -54,8 +54,10 @@ def brokers_to_keep(
     """Return the brokers to remember: all that groups need now or needed recently."""
     unused = [broker for broker in brokers.values() if broker.name not in needed]
     unused.sort(key=lambda broker: broker.last_needed_at)
-    recent = {broker.name for broker in unused[-MAX_KEPT_BROKERS:] if now < broker.last_needed_at + KEEP_BROKER_SECONDS}
-    kept = recent.union(needed)
+    kept = {*needed}
+    for broker in unused[-MAX_KEPT_BROKERS:]:
+        if now < broker.last_needed_at + KEEP_BROKER_SECONDS:
+            kept.add(broker.name)
     return {name: broker for name, broker in brokers.items() if name in kept}
 
 

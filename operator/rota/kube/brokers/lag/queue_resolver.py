@@ -51,18 +51,21 @@ class QueueResolver:
                 is_empty = samples[key][queue.topic][queue.id].is_empty
                 questions[interest.consumer_group, queue] = _Question(is_empty, starts.get(queue.topic))
         resolved = _reusable_responses(broker, questions)
-        to_ask = [name for name in questions if name not in resolved]
-        to_ask.sort(key=lambda name: questions[name].is_empty)
-        requests = {name: partial(self._read_position, *name, questions[name]) for name in to_ask[:MAX_QUEUES_ASKED]}
-        for name, offset in (await send_all(broker, requests)).items():
+        to_ask = [group_queue for group_queue in questions if group_queue not in resolved]
+        to_ask.sort(key=lambda group_queue: questions[group_queue].is_empty)
+        requests = {
+            group_queue: partial(self._read_position, *group_queue, questions[group_queue])
+            for group_queue in to_ask[:MAX_QUEUES_ASKED]
+        }
+        for group_queue, offset in (await send_all(broker, requests)).items():
             if offset is None or is_valid_offset(offset):
-                resolved[name] = ResolvedOffset(broker.polls, questions[name].is_empty, offset)
+                resolved[group_queue] = ResolvedOffset(broker.polls, questions[group_queue].is_empty, offset)
         broker.resolved = resolved
         for key, queues in unresolved.items():
             for queue in queues:
-                name = (groups[key].consumer_group, queue)
-                committed = resolved[name].offset if name in resolved else None
-                is_known = name in resolved or questions[name].is_empty  # an empty queue has no lag
+                group_queue = (groups[key].consumer_group, queue)
+                committed = resolved[group_queue].offset if group_queue in resolved else None
+                is_known = group_queue in resolved or questions[group_queue].is_empty  # an empty queue has no lag
                 topic_samples = samples[key][queue.topic]
                 topic_samples[queue.id] = replace(topic_samples[queue.id], committed=committed, is_known=is_known)
 
@@ -77,13 +80,13 @@ class QueueResolver:
 def _reusable_responses(
     broker: PolledBroker, questions: Mapping[GroupQueue, _Question]
 ) -> dict[GroupQueue, ResolvedOffset]:
-    """Return recent responses; of the queues in question, only if the queue is as empty as it was then."""
+    """Return recent responses; one about a queue in question only if the queue is as empty as it was then."""
     reusable: dict[GroupQueue, ResolvedOffset] = {}
-    for name, response in broker.resolved.items():
+    for group_queue, response in broker.resolved.items():
         is_recent = broker.polls - response.poll < REUSE_POLLS
-        is_as_empty = name not in questions or questions[name].is_empty == response.was_empty
+        is_as_empty = group_queue not in questions or questions[group_queue].is_empty == response.was_empty
         if is_recent and is_as_empty:
-            reusable[name] = response
+            reusable[group_queue] = response
     return reusable
 
 

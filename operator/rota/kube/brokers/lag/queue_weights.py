@@ -23,7 +23,7 @@ def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights |
 def measure_weights(
     broker: BrokerState, incoming_rates: Mapping[Queue, float | None], retry_topic: str
 ) -> Weights | None:
-    """Return the incoming messages a second of each queue, None unless known for all.
+    """Return the incoming messages a second of each queue; None without any queue, or unless known for all.
 
     Retry queues and topics without a route have no weight.
     """

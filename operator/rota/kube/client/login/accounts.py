@@ -147,6 +147,7 @@ class KubeconfigAccount:
     def _read_if_changed(self) -> Kubeconfig:
         """Read the kubeconfig, unless its files are unchanged since the last time."""
         files = self._options.files
+        # Before the files are read: a change during the read then makes the next login read them again.
         stamps = tuple(filter(None, map(_file_stamp, files)))
         cached_stamps, kubeconfig = self._cached_kubeconfig
         if kubeconfig is None or cached_stamps != stamps:
@@ -262,7 +263,7 @@ def _expires_soon(credential: ExecCredential) -> bool:
 
 
 class _Claims(msgspec.Struct, frozen=True):
-    exp: float = 0.0
+    exp: float = 0.0  # in seconds since 1970; 0: never expires
 
 
 class _AuthProvider(msgspec.Struct, frozen=True):
@@ -285,7 +286,7 @@ def _id_token_of(provider: Any) -> str:
     token: str = provider.config.get("id-token", "").strip()
     try:
         payload = token.split(".")[1]
-        claims = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
+        claims = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))  # tokens omit the padding
         expiry = msgspec.json.decode(claims, type=_Claims).exp
     except (IndexError, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise LoginError("The kubeconfig's auth-provider has no readable id-token; log in with kubectl") from error

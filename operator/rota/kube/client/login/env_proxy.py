@@ -9,14 +9,16 @@ from rota.kube.client.login.kubeconfig import check_proxy
 
 
 def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
-    """Return the proxy for a server's URL; None for a loopback address or a server that NO_PROXY names."""
+    """Return the proxy for a server's URL; None if none is set, for a loopback address, and as NO_PROXY says."""
     parts = urlsplit(server)
     host = parts.hostname or ""
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     names = (f"{parts.scheme.upper()}_PROXY", f"{parts.scheme}_proxy")
     variable = next(filter(environment.get, names), "")
     excluded = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
-    if not variable or _is_loopback(host) or any(_matches(entry, host, port) for entry in excluded.split(",")):
+    if not variable or _is_loopback(host):
+        return None
+    if any(_matches(entry, host, port) for entry in excluded.split(",")):
         return None
     proxy = environment[variable].strip()
     url = proxy if "://" in proxy else f"http://{proxy}"
@@ -43,6 +45,6 @@ def _matches(entry: str, host: str, port: int) -> bool:
         if int(suffix) != port:
             return False
         entry = name.strip("[]")
-    if entry.startswith((".", "*.")):
+    if entry.startswith((".", "*.")):  # names only hosts below the domain, any other entry also the domain itself
         return host.endswith(entry.removeprefix("*"))
     return bool(entry) and (host == entry or host.endswith(f".{entry}"))

@@ -24,7 +24,9 @@ DEFAULT_FILE: Final = "~/.kube/config"
 POD_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_FILE_BYTES: Final = 2**20
 _SECTIONS: Final = ("clusters", "contexts", "users")
+# What malformed YAML may raise: PyYAML converts scalars without checks.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError, RecursionError)
+# Fields of an entry that hold a path.
 _PATHS: Final = {"cluster": ("certificate-authority",), "user": ("client-certificate", "client-key", "tokenFile")}
 
 
@@ -57,7 +59,7 @@ class LoginOptions:
 
     @property
     def uses_pod_account(self) -> bool:
-        """Whether to use the pod's service account instead of a kubeconfig."""
+        """Whether to use a pod's account: no option names a kubeconfig or context, and no preferred file exists."""
         if not (os.environ.get("KUBERNETES_SERVICE_HOST") and (POD_ACCOUNT / "token").is_file()):
             return False
         if self.kubeconfig or self.context:
@@ -233,6 +235,7 @@ def _read_file(path: Path) -> _KubeconfigFile | None:
 
 
 def _current_context(files: Sequence[_KubeconfigFile]) -> str:
+    """Return the current context of the first file that names one; empty if none does."""
     names = (file.content.get("current-context") for file in files)
     name = next(filter(None, names), "")
     if not isinstance(name, str):
@@ -282,6 +285,7 @@ def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of the fields that are neither null nor empty text; unlike in `without_defaults`, false stays."""
     return {name: copy.copy(value) for name, value in fields.items() if value is not None and value != ""}
 
 

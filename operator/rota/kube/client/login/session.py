@@ -62,7 +62,7 @@ class Login:
         self._forced_renewal: asyncio.Task[None] | None = None
         self._renew_after = loop_time() + RENEW_SECONDS
         self._force_after = loop_time()  # before, a rejection causes no further login
-        self._failure = ""  # of the last renewal
+        self._failure = ""  # of the last renewal; empty if it succeeded
 
     @classmethod
     async def create(cls, account: Account, *, may_use_terminal: bool = False) -> Self:
@@ -176,6 +176,7 @@ class Login:
 
     async def _may_send_again(self, pool: _Pool, rejected: LoginCredentials) -> bool:
         """Whether other credentials than the rejected ones are valid now, and do not need another pool."""
+        # The pool is compared again after the renewal, which may replace it.
         return self._pool is pool and await self._renew_rejected(rejected) and self._pool is pool
 
     def _renew_in_background(self) -> None:
@@ -184,7 +185,7 @@ class Login:
             self._renewal = asyncio.create_task(self._renew(is_forced=False), name="login")
 
     async def _renew_rejected(self, rejected: LoginCredentials) -> bool:
-        """Renew credentials that the API server rejected; return whether the login has different ones now."""
+        """Renew rejected credentials, once for all requests that used them; return whether they are replaced now."""
         if self._credentials is rejected and (self._forced_renewal is None or self._forced_renewal.done()):
             if loop_time() < self._force_after:
                 return False

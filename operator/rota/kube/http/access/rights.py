@@ -99,13 +99,14 @@ class ExpiringCache(Generic[K, V]):
 
     def get(self, key: K, now: float) -> V | None:
         """Return the value; None if it is absent or has expired."""
-        value, expires = self._entries.get(key, (None, now))
+        absent = (None, now)  # expires now
+        value, expires = self._entries.get(key, absent)
         return value if expires > now else None
 
     def put(self, key: K, value: V, now: float) -> None:
         """Store a value, and drop expired entries."""
         self._entries.pop(key, None)
-        self._entries[key] = (value, now + self._seconds)
+        self._entries[key] = (value, now + self._seconds)  # last and not expired: the loop ends before this entry
         while len(self._entries) > self._limit or self._oldest_expires() <= now:
             del self._entries[next(iter(self._entries))]
 

@@ -46,6 +46,7 @@ def self_signed(names: Sequence[str]) -> KeyPair:
     """Return a new certificate for these host names and addresses, signed by its own key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rota")])
+    alternative_names = [_alternative_name(name) for name in names]
     now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -55,7 +56,7 @@ def self_signed(names: Sequence[str]) -> KeyPair:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(hours=1))
         .not_valid_after(now + VALIDITY)
-        .add_extension(x509.SubjectAlternativeName([_alternative_name(name) for name in names]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternative_names), critical=False)
         .sign(key, hashes.SHA256())
     )
     plain = serialization.NoEncryption()

@@ -44,8 +44,8 @@ class LineAppender:
             written = data[: len(data) - len(remaining)]
             if written:
                 self._is_torn = not written.endswith(b"\n")
-            whole_bytes = max(written.rfind(b"\n") + 1 - len(prefix), 0)
-            raise WriteFailedError(error.strerror or str(error), lines[whole_bytes:]) from None
+            whole_line_bytes = max(written.rfind(b"\n") + 1 - len(prefix), 0)
+            raise WriteFailedError(error.strerror or str(error), lines[whole_line_bytes:]) from None
         self._is_torn = False
 
 
@@ -98,7 +98,7 @@ class RotatingFiles:
         path = folder / f"{number}-{self._writer}.jsonl"
         # O_NONBLOCK: if another process has put a pipe without a reader there, opening must not block.
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
-        self._appender = LineAppender(file)
+        self._appender = LineAppender(file)  # at once: if a check below fails, `append` closes the file
         attributes = os.fstat(file)
         if not stat.S_ISREG(attributes.st_mode):
             raise OSError(None, f"{path} is not a regular file")

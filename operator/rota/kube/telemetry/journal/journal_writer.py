@@ -151,7 +151,7 @@ class Journal:
         self._close_output()
 
     def _write_batch(self, records: list[JournalRecord], *, dropped: int = 0, is_forced: bool = False) -> None:
-        """Write records, and a `gap` record of `dropped` ones; soon after a failure, drop them unless `is_forced`."""
+        """Write records, and a `gap` record of `dropped` ones; soon after a failure, only if `is_forced`."""
         record_lines = self._encode_records(records)
         gap_lines = self._encode_records([self._gap_record(dropped)]) if dropped else []
         lines = record_lines + gap_lines
@@ -213,7 +213,8 @@ def _count_values(record: JournalRecord) -> int:
 def _count_nested_values(value: Any) -> int:
     if not value or type(value) not in {dict, list}:
         return 1
-    return len(value) * (1 + _count_nested_values(next(iter(value.values() if type(value) is dict else value))))
+    elements = value.values() if type(value) is dict else value
+    return len(value) * (1 + _count_nested_values(next(iter(elements))))
 
 
 @lru_cache(100)

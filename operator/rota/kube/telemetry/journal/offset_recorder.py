@@ -25,16 +25,19 @@ class OffsetRecorder:
         self._last_recorded_at: dict[ObjectKey, float] = {}
 
     async def build_due_records(self, keys: Iterable[ObjectKey], now: float) -> list[JournalRecord]:
-        """Return records of groups that had none in the last minute; a thread builds them, as there may be many."""
+        """Return records of those of `keys` that had none in the last minute, unless their lag is unknown."""
         recent = {key: at for key, at in self._last_recorded_at.items() if now < at + RECORD_INTERVAL_SECONDS}
         due = [key for key in keys if key not in recent]
         # Before the await: the poll of another broker may end during it, with the same groups.
         self._last_recorded_at = recent | dict.fromkeys(due, now)
-        built = await asyncio.to_thread(lambda: [_build_record(key, self._lag_of(key)) for key in due])
+        built = await asyncio.to_thread(self._build_records, due)
         for key, record in zip(due, built, strict=True):
             if record is None:
                 self._last_recorded_at.pop(key, None)  # its lag is unknown: it is due again at the next poll
         return [*filter(None, built)]
+
+    def _build_records(self, keys: Iterable[ObjectKey]) -> list[JournalRecord | None]:
+        return [_build_record(key, self._lag_of(key)) for key in keys]
 
 
 def _build_record(key: ObjectKey, lag: GroupLag) -> JournalRecord | None:

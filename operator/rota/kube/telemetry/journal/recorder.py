@@ -47,7 +47,7 @@ class JournalRecorder:
     def build_records(
         self, result: ReconcileResult, change: RebalanceChange, now: float, snapshot: Callable[[], Snapshot]
     ) -> Iterator[JournalRecord]:
-        """Yield the records of a group's reconcile; `now` is in seconds since 1970."""
+        """Yield the records of a reconcile; `now`: seconds since 1970; `snapshot`: called only if ownership is due."""
         group = result.group.namespaced_name
         at = format_time(now)
         yield from _obeyed_records(group, at, change)
@@ -56,13 +56,16 @@ class JournalRecorder:
             yield record
         document = result.group.stored_assignment.document
         spec = result.group.resolved_spec.spec
-        if document and spec and self._is_ownership_due(group, at[:HOUR_CHARACTERS], document):
-            yield owners_record(snapshot(), result.plan, document, spec, now)
+        if document and spec:
+            hour = at[:HOUR_CHARACTERS]
+            is_due = self._is_ownership_due(group, hour, document)
+            self._last_seen[group] = _HourAndGeneration(hour, document.generation)
+            if is_due:
+                yield owners_record(snapshot(), result.plan, document, spec, now)
 
     def _is_ownership_due(self, group: str, hour: str, document: Assignment) -> bool:
-        """Whether the group's full ownership must be recorded; note the hour and generation of this reconcile."""
+        """Whether the group's full ownership must be recorded at this reconcile."""
         last = self._last_seen.get(group)
-        self._last_seen[group] = _HourAndGeneration(hour, document.generation)
         return last is None or last.hour != hour or _is_generation_gap(last.generation, document)
 
 

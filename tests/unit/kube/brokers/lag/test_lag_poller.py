@@ -511,7 +511,7 @@ async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
         assert polled.resolved.keys() <= {("orders", AT_A)}
         (offsets,) = (
             await cluster.poller._sampler._read_offsets(
-                polled, {KEY: cluster.route_watcher.interests[KEY]}, {KEY: {"orders": 1}}
+                polled, {KEY: cluster.route_watcher.interests_within_quota[KEY]}, {KEY: {"orders": 1}}
             )
         ).values()
         assert offsets == {"orders": {0: 1}}
