@@ -17,7 +17,10 @@ settings.load_profile("rota")
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = ("e2e", "pipeline", "simulation", "kube", "sidecar", "chart", "ground", "images", "brokers")
-ONE_NODE = ("tests/e2e/", "tests/images/", "tests/ground/tests/test_kind.py", "tests/ground/tests/test_real_node.py")
+# Tests that share servers, by the beginnings of their ids.
+E2E = ("tests/e2e/",)
+SIDECAR = ("tests/sidecar/",)
+ONE_NODE = (*E2E, "tests/images/", "tests/ground/tests/test_kind.py", "tests/ground/tests/test_real_node.py")
 ONE_SPARK = ("tests/pipeline/",)
 WITH_BROKER = tuple(f"tests/{folder}/" for folder in ("kube", "sidecar", "chart", "ground", "images", "brokers"))
 # Tests that take minutes have a longer timeout, for slow and busy machines. A hanging test of the pipeline ends its
@@ -29,10 +32,10 @@ PATIENCE = {
 }
 # Session fixtures whose servers keep a core busy: they end as soon as the worker's next test does not need them.
 ENDED_EARLY = {
-    ONE_NODE[:1]: ("shipping", "broker", "release", "node_cluster"),
+    E2E: ("shipping", "broker", "release", "node_cluster"),
     ONE_NODE: ("real_node",),
     ONE_SPARK: ("spark",),
-    WITH_BROKER[1:2]: ("rocketmq",),
+    SIDECAR: ("rocketmq",),  # a broker of its own
     WITH_BROKER: ("rocketmq",),
 }
 

@@ -20,7 +20,7 @@ from importlib.machinery import SourceFileLoader
 from math import ceil
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import Phase, settings
@@ -77,6 +77,13 @@ class SelectedTests:
             self.failed = report.nodeid
 
 
+class MeasuredTest(NamedTuple):
+    """CPU seconds of a test, and the functions that it calls, each by file and qualified name."""
+
+    seconds: float
+    called: list[list[str]]
+
+
 class Trial:
     """Tries mutants in forks of a process that has collected the tests."""
 
@@ -84,7 +91,7 @@ class Trial:
         self.folder = folder
         self.paths = paths
         self.failed = ""  # the last test that failed
-        self.rows: list[tuple[Path, int, int]] = []
+        self.rows: list[tuple[Path, int, int]] = []  # file, its mutants, those that survived
         self.unexplained = 0  # survivors without a reason on the page
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -93,26 +100,28 @@ class Trial:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try every mutant instead of running the tests once."""
-        measurements = _run_in_fork(partial(self._measure_tests, session.items))
-        if not isinstance(measurements, dict):
-            pytest.exit(f"without any mutant this fails: {measurements}", returncode=1)
+        measured = _run_in_fork(partial(self._measure_tests, session.items))
+        if not isinstance(measured, dict):
+            pytest.exit(f"without any mutant this fails: {measured}", returncode=1)
+        measurements = {name: MeasuredTest(*values) for name, values in measured.items()}
         for path in self.paths:
             folders = tuple(tests_of(path))
             items = [item for item in session.items if item.nodeid.startswith(folders)]
-            items = [item for item in items if measurements[item.nodeid][0] < SLOW]
-            items.sort(key=lambda item: measurements[item.nodeid][0])
+            items = [item for item in items if measurements[item.nodeid].seconds < SLOW]
+            items.sort(key=lambda item: measurements[item.nodeid].seconds)
             planted = 0
             survived = 0
             recent = list[str]()
             for mutant in mutants(path):
                 called = [str(self.folder / path), mutant.function]
-                chosen = [item for item in items if not mutant.function or called in measurements[item.nodeid][1]]
+                chosen = [item for item in items if not mutant.function or called in measurements[item.nodeid].called]
                 chosen.sort(key=lambda item: recent.index(item.nodeid) if item.nodeid in recent else len(recent))
-                seconds = [measurements[item.nodeid][0] for item in chosen]
+                seconds = [measurements[item.nodeid].seconds for item in chosen]
                 failed_test = _run_in_fork(partial(self._first_failure, mutant, chosen, seconds))
+                has_survived = failed_test == ""  # None: the fork was killed at a limit
                 planted += 1
-                survived += failed_test == ""
-                if failed_test == "" and not has_reason(mutant):
+                survived += has_survived
+                if has_survived and not has_reason(mutant):
                     self.unexplained += 1
                     print(f"{path}:{mutant.line}: {mutant.description}", flush=True)
                 recent = [str(failed_test), *(name for name in recent if name != failed_test)]

@@ -28,7 +28,8 @@ class Receiver:
 
     async def spans(self) -> list[Span]:
         """Return the spans of the next request."""
-        return decoded((await self.got.get())[1])
+        _, body = await self.got.get()
+        return decoded(body)
 
 
 def resource_spans(body: bytes) -> list[ResourceSpans]:

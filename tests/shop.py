@@ -34,7 +34,9 @@ from rota.ranges import to_ranges
 from rota.reports import Report
 
 STEP = 0.6  # seconds between two reconciles
+HANDOVER_STEPS = 8  # enough for all handovers of a join to end
 SAMPLES = 6
+CAUGHT_UP = (0, 40)  # a queue's final lag, and its new messages per sample
 SAMPLE_SECONDS = 15.0  # between two samples
 LEADER = schema.OperatorInfo("rota-0", "0.1.0", leads=True)
 BODY: dict[str, Any] = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "policyRef": {"name": "steady"}}
@@ -67,14 +69,14 @@ class ConsumerFleet:
         """Add members, and reconcile until all handovers have ended."""
         for number in numbers:
             self._create_pod(f"m-{number}", f"5b3e9f0{number}", f"10.0.0.{number + 1}")
-        for _ in range(8):
+        for _ in range(HANDOVER_STEPS):
             self._step()
 
     def add_unmanaged_consumer(self, client: str, address: str, language: str, version: str) -> None:
         """Add an unmanaged consumer."""
         self.broker = replace(self.broker, unmanaged_ids=(client,))
         self.clients[client] = OnlineConsumer(client, address, language, version)
-        for _ in range(8):
+        for _ in range(HANDOVER_STEPS):
             self._step()
 
     def _create_pod(self, name: str, uid: str, address: str) -> None:
@@ -137,13 +139,12 @@ class ConsumerFleet:
         """Fill the lag history; `behind` maps queue ids to the final lag and the new messages per sample."""
         history, retries = LagHistory(), LagHistory()
         for number in range(SAMPLES):
-            samples = {queue.id: self._sample(number, *behind.get(queue.id, (0, 40))) for queue in self.queues}
+            samples = {queue.id: self._sample(number, *behind.get(queue.id, CAUGHT_UP)) for queue in self.queues}
             history.add_sample(SAMPLE_SECONDS * number, samples, frozenset(samples))
             retries.add_sample(SAMPLE_SECONDS * number, {0: QueueSample(0, 0, 0)}, frozenset({0}))
         start_from = self.group.resolved_spec.spec.start_from if self.group.resolved_spec.spec else START_EARLIEST
-        lag_by_queue: dict[Queue, QueueLag] = {
-            queue: history.judge_queues(start_from)[queue.id] for queue in self.queues
-        }
+        lags = history.judge_queues(start_from)
+        lag_by_queue: dict[Queue, QueueLag] = {queue: lags[queue.id] for queue in self.queues}
         lag_by_queue[self._retries] = retries.judge_queues(START_EARLIEST)[0]
         self.lag = GroupLag(lag_by_queue, 2, datetime.now(UTC).timestamp())
 

@@ -8,7 +8,11 @@ from collections.abc import Callable
 def soak(
     find: Callable[[int], object], first: int, runs: int | None, *, seconds: float | None = None, what: str, every: int
 ) -> int:
-    """Try each seed, print failures and, every `every` seeds, the progress; return an exit code."""
+    """Try at most `runs` seeds, from `first` on, for at most so many seconds; return 1 if any failed.
+
+    `find` returns the failure of a seed, or an empty value. Failures are printed, and the progress after every `every`
+    seeds; `what` is the output's word for seeds.
+    """
     began = time.monotonic()
     failed = 0
     done = 0

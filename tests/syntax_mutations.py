@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
-*_, OUTSIDE = ast.cmpop.__subclasses__()  # the last class is that of `not in`
+*_, OUTSIDE = ast.cmpop.__subclasses__()  # the last class is that of `not in`: codespell takes its name for a mistake
 SWAPPED: dict[type, tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
     ast.LtE: (ast.Lt, ast.Gt),

@@ -23,15 +23,15 @@ class Server:
     address: str = ""
     frames: list[Frame] = field(default_factory=list)
     frame_connections: list[int] = field(default_factory=list)  # for each frame, the number of its connection
-    connections: int = 0
+    connections: int = 0  # so far; the first has number 1
     ended: list[int] = field(default_factory=list)  # connections, by their numbers
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     presented: list[str] = field(default_factory=list)  # the common name in each client certificate
 
-    def codes(self, connection: int = 0) -> list[int]:
-        """Return the codes of all frames, or of those from one connection."""
+    def codes(self, connection: int | None = None) -> list[int]:
+        """Return the codes of all frames, or of those from the connection of this number."""
         frames = zip(self.frames, self.frame_connections, strict=True)
-        return [frame.code for frame, number in frames if connection in {0, number}]
+        return [frame.code for frame, number in frames if connection in {None, number}]
 
     def cut(self) -> None:
         """Close all connections."""
@@ -130,5 +130,8 @@ class Names:
 
     @staticmethod
     def _data(brokers: Replicas) -> list[dict[str, object]]:
-        addresses = {name: {str(number): ids[number] for number in ids} for name, ids in brokers.items()}
-        return [{"brokerName": name, "brokerAddrs": by_number} for name, by_number in addresses.items()]
+        data: list[dict[str, object]] = []
+        for name, replicas in brokers.items():
+            addresses = {str(number): address for number, address in replicas.items()}
+            data.append({"brokerName": name, "brokerAddrs": addresses})
+        return data

@@ -442,7 +442,7 @@ async def test_offset_0_is_trusted_unless_a_name_server_contradicts(
 # Membership.
 
 
-def beats(server: Server, connection: int = 0) -> int:
+def beats(server: Server, connection: int | None = None) -> int:
     return server.codes(connection).count(RequestCode.HEART_BEAT)
 
 

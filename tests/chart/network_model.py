@@ -44,8 +44,8 @@ def _is_port(entry: Object, target: Endpoint, port: int, protocol: str) -> bool:
     named_port: Any = entry.get("port")
     if named_port is None:
         return True
-    first = target.ports.get(named_port, -1) if isinstance(named_port, str) else named_port
-    return bool(first <= port <= entry.get("endPort", first))
+    first = target.ports.get(named_port) if isinstance(named_port, str) else named_port
+    return first is not None and bool(first <= port <= entry.get("endPort", first))
 
 
 def _is_from(rule: Object, source: Endpoint, target: Endpoint) -> bool:

@@ -40,7 +40,8 @@ def choose_unrestarted_pod(consumers: Consumers, random: Random) -> str:
     """Choose a pod without restarts: the kubelet delays each further restart for longer."""
 
     def restart_count(pod: str) -> int:
-        return sum(events.restarts(consumers, pod, container)[0] for container in ("app", SIDECAR_CONTAINER))
+        containers = ("app", SIDECAR_CONTAINER)
+        return sum(events.restarts(consumers, pod, container).restart_count for container in containers)
 
     def unrestarted() -> list[str]:
         return [pod for pod in consumers.pods() if not restart_count(pod)]
@@ -94,7 +95,7 @@ class Soak:
         first_result = len(RESULTS)
         event_name = "before the event"
         needs_recovery = self._failed
-        self._failed = True
+        self._failed = True  # until the event has succeeded
         try:
             if needs_recovery:
                 recreate(self._consumers)
@@ -137,7 +138,8 @@ def main() -> int:
     down_help = f"seconds without an operator at the start (default: {default})"
     parser.add_argument("--down", type=float, help=down_help)
     options = parser.parse_args()
-    down = options.down if options.down is not None else DOWN_SECONDS * (options.seconds >= LONG_SECONDS)
+    default_down = DOWN_SECONDS if options.seconds >= LONG_SECONDS else 0
+    down = default_down if options.down is None else options.down
     codes: list[int] = []
 
     def work() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from typing import NamedTuple
 
 from chart.charts import CHART
 from e2e.consumers import IN_FLIGHT, NAME, Consumers
@@ -16,13 +17,21 @@ UNREACHABLE_SECONDS = 15.0  # longer than handover.lostAfter
 FILL = "for it in `seq 40`; do python -c 'import time; it = b\"x\" * 6_000_000; time.sleep(60)' & done; wait"
 
 
-def restarts(consumers: Consumers, pod: str, container: str) -> tuple[int, str, bool]:
-    """Return how often a container was restarted, why it ended the last time, and whether it is ready."""
+class ContainerRestarts(NamedTuple):
+    """How often a container was restarted, why it ended the last time, and whether it is ready."""
+
+    restart_count: int
+    last_reason: str
+    is_ready: bool
+
+
+def restarts(consumers: Consumers, pod: str, container: str) -> ContainerRestarts:
+    """Return the restarts of a pod's container."""
     pod_status = consumers.status(pod)
     statuses = [*pod_status["initContainerStatuses"], *pod_status["containerStatuses"]]
     (status,) = (status for status in statuses if status["name"] == container)
     reason = status["lastState"].get("terminated", {}).get("reason", "")
-    return status["restartCount"], reason, status["ready"]
+    return ContainerRestarts(status["restartCount"], reason, status["ready"])
 
 
 # Pods.
@@ -80,7 +89,8 @@ def exhaust_sidecar_memory(consumers: Consumers, pod: str) -> None:
         consumers.installation.group_kubectl("exec", pod, "-c", SIDECAR_CONTAINER, "--", "sh", "-c", FILL, check=False)
         limits.duplicates += consumers.sent_count() - sent
         consumers.record_fact("sidecar", pod)
-        eventually(lambda: restarts(consumers, pod, SIDECAR_CONTAINER) == (1, "OOMKilled", True), TIMEOUT_SECONDS)
+        killed_once = ContainerRestarts(1, "OOMKilled", is_ready=True)
+        eventually(lambda: restarts(consumers, pod, SIDECAR_CONTAINER) == killed_once, TIMEOUT_SECONDS)
         consumers.wait_settled()
 
 
@@ -89,7 +99,7 @@ def crash_app(consumers: Consumers, pod: str) -> None:
     with consumers.under_load("an app that crashes again and again", duplicates=2 * IN_FLIGHT):
         consumers.set_rules({"act": "die"}, pod=pod)
         try:
-            eventually(lambda: restarts(consumers, pod, "app")[0] >= 2, TIMEOUT_SECONDS)
+            eventually(lambda: restarts(consumers, pod, "app").restart_count >= 2, TIMEOUT_SECONDS)
         finally:
             consumers.clear_rules(pod)
         consumers.wait_settled()

@@ -17,7 +17,7 @@ def a_frame(header: bytes, body: bytes, kind: int) -> bytes:
 
 
 def a_message(body: bytes, flags: int = 0, *, v2: bool = False) -> bytes:
-    """Write a message around a body, with correct lengths and checksum."""
+    """Write a message around a body, with correct lengths and checksum; flags 0x10 and 0x20: addresses are IPv6."""
     topic = b"%RETRY%shop"
     properties = b"TAGS\x01red\x02UNIQ_KEY\x017F000001\x02RETRY_TOPIC\x01orders\x02"
     data = b"".join(
@@ -59,7 +59,7 @@ def _bomb(blocks: int) -> bytes:
 
 _STREAM = zstandard.ZstdCompressor().compressobj()
 
-# A body of a message, and its flags.
+# A body of a message, and its flags: 0x001 compressed by LZ4 (0x100), ZSTD (0x200) or zlib (0x300, 0); 0x0C0 a batch.
 PACKED: list[tuple[bytes, int]] = [
     (zlib.compress(TEXT), 0x001),
     (lz4.frame.compress(TEXT), 0x101),

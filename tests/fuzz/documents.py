@@ -112,7 +112,7 @@ JOURNAL = [
 ]
 _TEMPLATE: dict[str, Any] = {"spec": {"containers": [{"name": "app", "image": "app:1"}], "grace": 30}}
 _RAISED: dict[str, Any] = {"spec": {"containers": [{"name": "app", "image": "app:2"}], "grace": 60}}
-NOTES = [make_patch(_RAISED, _TEMPLATE).encode(), make_patch(_TEMPLATE, {"spec": {}}).encode()]
+REVERSE_PATCHES = [make_patch(_RAISED, _TEMPLATE).encode(), make_patch(_TEMPLATE, {"spec": {}}).encode()]
 
 
 def check_assignment(data: bytes) -> None:
@@ -170,7 +170,7 @@ def check_journal(data: bytes) -> None:
         assert isinstance(records.decode_record(data), records.Record)
 
 
-def check_note(data: bytes) -> None:
+def check_reverse_patch(data: bytes) -> None:
     """Apply the reverse patch in a pod template's annotation; any content must give a template."""
     assert isinstance(apply_patch(_RAISED, data.decode(errors="replace")), dict)
 
@@ -190,7 +190,7 @@ def _with_right_sum(chance: Random) -> bytes:
 
 
 def _compressed_bomb(chance: Random) -> bytes:
-    """Change a short document that decompresses to more than the limit; rarely, because each takes a second."""
+    """Change a compressed assignment, or rarely, because each takes a second, one that is too large decompressed."""
     return mutate(chance, _BOMB if chance.random() < 0.01 else ASSIGNMENTS[1], ASSIGNMENTS)
 
 
@@ -201,5 +201,5 @@ TARGETS = (
     Target("settings", check_settings, (mutated(SETTINGS),)),
     Target("spec", check_spec, (mutated(GROUPS), mutated(POLICIES))),
     Target("journal", check_journal, (mutated(JOURNAL),)),
-    Target("note", check_note, (mutated(NOTES),)),
+    Target("reverse_patch", check_reverse_patch, (mutated(REVERSE_PATCHES),)),
 )

@@ -16,6 +16,7 @@ from rota.brokers.rocketmq.wire.messages import decode_admitted
 
 ADMITTED_BYTES = 16 * MEBIBYTE  # of one input's messages
 MOST_PROPERTIES_BYTES = 7 * 2**20  # memory of 65,535 bytes of properties of a batch, and as many of its message
+ITEM_OVERHEAD_BYTES = 22  # of a message in a batch: its length, three fields, and the lengths of body and properties
 BODY_TYPES: tuple[type[Any], ...] = (
     *(
         payloads.TopicRoute,
@@ -98,9 +99,8 @@ def _is_complete(message: Message) -> bool:
 
 
 def _header(chance: Random) -> bytes:
-    kind = chance.randrange(2)
-    header = mutate(chance, BINARY_HEADER if kind else JSON_HEADER, FRAMES)
-    return a_frame(header, b"body", kind)
+    kind, header = chance.choice(((0, JSON_HEADER), (1, BINARY_HEADER)))
+    return a_frame(mutate(chance, header, FRAMES), b"body", kind)
 
 
 def _compressed(chance: Random) -> bytes:
@@ -110,9 +110,10 @@ def _compressed(chance: Random) -> bytes:
 
 def _false_length(chance: Random) -> bytes:
     """Make a batch of one message with a length that leads forwards, nowhere or backwards."""
-    length = chance.randint(-60, 20)
+    length = chance.randint(-60, 20)  # of the body
     more = chance.randint(0, 40)
-    item = (22 + length).to_bytes(4, "big", signed=True) + bytes(12) + length.to_bytes(4, "big", signed=True)
+    item_bytes = ITEM_OVERHEAD_BYTES + length
+    item = item_bytes.to_bytes(4, "big", signed=True) + bytes(12) + length.to_bytes(4, "big", signed=True)
     return a_message(item + bytes(more), 0xC0) + MESSAGES[0]
 
 

@@ -22,8 +22,9 @@ def choose(seed: int, names: tuple[str, ...] = tuple(TARGETS)) -> tuple[str, byt
 
 
 def peak_bytes() -> int:
-    """Return the peak memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    """Return the peak memory of this process; macOS reports bytes, Linux KiB."""
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
 CHECKS: Mapping[str, Check] = {name: target.check for name, target in TARGETS.items()}

@@ -17,6 +17,7 @@ from kube.panels import filled
 PAGE = Path(__file__).with_name("board.html")
 WIDTH = 1200
 RATE = "4s"  # the interval of rates: what Grafana fills in if Prometheus scrapes every second
+MAX_POINT_GAP_SECONDS = 1.5  # between points of one interval; Prometheus returns a point a second
 _LABEL = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 EMPTY = "[...document.querySelectorAll('.panel')].filter(it => it.dataset.drawn === '0').map(it => it.dataset.title)"
@@ -78,9 +79,10 @@ class _Queries:
             text = _named(annotation["textFormat"], series["metric"])
             previous = -math.inf
             for at, _ in self._points(series["values"]):
-                if at > previous + 1.5:
+                if at > previous + MAX_POINT_GAP_SECONDS:
                     intervals.append({"at": at, "text": text})
-                intervals[-1]["until"] = previous = at
+                intervals[-1]["until"] = at
+                previous = at
         return intervals
 
     def _series(self, target: Object) -> Iterator[Object]:

@@ -138,9 +138,8 @@ class ServedGroups(StaticGroups):
         super().__init__()
         self.hub = events.Broadcaster()
         self.url = f"http://{address}:{port}/"
-        self.failures: list[
-            Callable[[], Awaitable[object]]
-        ] = []  # run before the next requests about a group, one each; may raise
+        # Run before the next requests about a group, one each; may raise.
+        self.failures: list[Callable[[], Awaitable[object]]] = []
         self._address, self._port = address, port
         self._runner: web.AppRunner | None = None
 
@@ -194,6 +193,7 @@ async def open_group(browser: Browser, url: str, name: str = "orders") -> None:
     await browser.wait_for(LIVE)
 
 
+# 10,000 queues of 300 members.
 MANY = [
     replace(a_queue(number, f"m{number % 300}", f"topic-{topic}"), broker=f"broker-{broker}")
     for topic in range(5)

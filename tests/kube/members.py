@@ -129,7 +129,8 @@ class GroupKey:
     """The key of a group as its members mount it: from the group's Secret if that exists, else KEY."""
 
     def __init__(self, api: Api, namespace: str, group: str) -> None:
-        self._api, self._path = api, f"/api/v1/namespaces/{namespace}/secrets/{group}-rota-key"
+        self._api = api
+        self._path = f"/api/v1/namespaces/{namespace}/secrets/{group}-rota-key"
         self._key = KEY
         self._next_read_at = 0.0
 
@@ -170,8 +171,8 @@ class MemberPod:
         self.signs = fleet.signs
         self.uid = ""
         self.member = Member(name, "")
-        self.frozen = False
-        self.silent = False
+        self.frozen = False  # whether it processes no documents and no responses to commands
+        self.silent = False  # whether it accepts requests for its report, and never answers
         self.ignores_pokes = False  # whether pokes have no effect
         self.forged = False  # whether its reports lack a signature, as those of another server at its address
         self.troubles: dict[str, str] = {}
@@ -313,9 +314,8 @@ class MemberPod:
         """Respond with one page per queue, in turn."""
         key = await self.fleet.key.check(request, self.uid)
         start = int(request.query["from"])
-        page = QueuesPage(
-            queue_statuses(self.offsets)[start : start + 1], start + 1 if start + 1 < len(self.offsets) else None
-        )
+        end = start + 1
+        page = QueuesPage(queue_statuses(self.offsets)[start:end], end if end < len(self.offsets) else None)
         return self.fleet.key.sign(request, web.Response(body=msgspec.json.encode(page)), key)
 
     async def _drain(self, request: web.Request) -> web.Response:
@@ -343,7 +343,6 @@ class GroupMembers:
         self.members: dict[str, MemberPod] = {}
         self.text: str | bytes | None = None
         self.settings = ""  # the digest of the group's settings
-        self.version = ""
         self.documents: list[Object] = []  # every assignment that was observed
         self.reads = 0
         self.is_broadcasting = False  # whether every member consumes every queue

@@ -56,7 +56,7 @@ class TemplateGroup:
         self.api_path = f"/apis/rota.dev/v1alpha1/namespaces/{namespace}"
         self.path = f"{self.api_path}/consumergroups/{GROUP}"
         self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
-        self.rules = log.with_name("rules.json")  # the behaviour of the apps; see
+        self.rules = log.with_name("rules.json")  # the behaviour of the apps; see tests/sidecar/app.py
         self.sent = 0
 
     @asynccontextmanager
@@ -169,7 +169,8 @@ def a_template(node: LocalNode, folder: Path, *, pulls: bool = False) -> Object:
     """Return a pod template of an app that logs its deliveries in a file for all pods; `pulls`: by long poll."""
     local = {"name": "ROTA_LOCAL", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     files = [str(folder / "deliveries.jsonl"), str(folder / "rules.json")]
-    command = [sys.executable, str(APP), "$(ROTA_LOCAL)", *(["9912", *files, "asks"] if pulls else ["8080", *files])]
+    arguments = ["9912", *files, "pull"] if pulls else ["8080", *files]
+    command = [sys.executable, str(APP), "$(ROTA_LOCAL)", *arguments]
     app = {"name": "app", "image": "python", "env": [local], "command": command}
     scheduling = {"nodeSelector": node.selector, "tolerations": node.tolerations}
     return {"spec": {**scheduling, "containers": [app]}}

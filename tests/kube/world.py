@@ -75,7 +75,7 @@ class OperatedNamespace:
         return bool(delays) and delays[-1] > 1 and await self.settled()
 
     async def wait_for_counts(self, members: int, pods: int | None = None) -> None:
-        """Wait until the status has these numbers of members and of pods."""
+        """Wait until the status has these numbers of members and of pods; by default one pod per simulated member."""
 
         async def has_counts() -> bool:
             status = await self.status()

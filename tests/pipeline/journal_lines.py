@@ -32,7 +32,7 @@ def plan_line(group: str, generation: int, seconds: float, **changes: Any) -> Li
 
 
 def handover_line(group: str, generation: int, seconds: float, act: str, **changes: Any) -> Line:
-    """Return a handover record of queue 0 of the only topic."""
+    """Return a handover record of queue 0 of the only topic; a `from` or `to` in `changes` gets its uid."""
     fields: Line = {"act": act, "proof": "Released", "state": "Releasing", "queues": {"t": {"a": "0"}}}
     for party in ("from", "to"):
         if party in changes:
@@ -41,7 +41,7 @@ def handover_line(group: str, generation: int, seconds: float, act: str, **chang
 
 
 def owners_line(group: str, generation: int, seconds: float, unowned: str = "", **owned: str) -> Line:
-    """Return an owners record: the owner of each queue."""
+    """Return an owners record; `owned` has each member's queues, as ids such as 0-3,7; `unowned` the other queues."""
     members = {
         name: {"uid": f"uid-{name}", "standing": "Ready", "queues": {"t": {"a": queues}} if queues else {}}
         for name, queues in owned.items()

@@ -44,7 +44,8 @@ def _find_breaches(work: Work) -> list[str]:
     for name in sorted(theirs.keys() & ours.keys()):
         breaches += incompatible(theirs[name], ours[name])
     for path, compare in ((VALUES, values_lost), (SCHEMA, values_refused)):
-        old, new = (yaml.safe_load(text) or {} for text in (work.read_previous(path), (work.source / path).read_text()))
+        old = yaml.safe_load(work.read_previous(path)) or {}  # the previous release may not have the file
+        new = yaml.safe_load((work.source / path).read_text()) or {}
         breaches += compare(old, new)
     return breaches
 

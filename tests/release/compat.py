@@ -13,7 +13,7 @@ _NAMES = ("kind", "listKind", "plural", "singular")
 _LEAST = {"minimum": float("-inf"), "minLength": 0, "minItems": 0, "minProperties": 0}  # with the default of each
 _MOST = ("maximum", "maxLength", "maxItems", "maxProperties")
 # Keywords with values that cannot be ordered by strictness: a new or changed value counts as an incompatible change.
-_NEW = [
+_UNORDERED = [
     *("pattern", "format", "multipleOf", "uniqueItems", "exclusiveMinimum", "exclusiveMaximum", "const", "$ref"),
     *("allOf", "anyOf", "oneOf", "not"),
     *(f"x-kubernetes-{keyword}" for keyword in ("embedded-resource", "list-type", "list-map-keys", "map-type")),
@@ -113,7 +113,9 @@ def _schema_of_other_keys(schema: Schema) -> Schema | None:
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         return {}
     other_keys = schema.get("additionalProperties", False)
-    return None if other_keys is False else {} if other_keys is True else other_keys
+    if isinstance(other_keys, bool):
+        return {} if other_keys else None
+    return dict(other_keys)
 
 
 def _restrictions(old: Schema, new: Schema) -> Iterator[str]:
@@ -134,14 +136,16 @@ def _bound_changes(old: Schema, new: Schema) -> Iterator[str]:
     for key in _MOST:
         if key in new and new[key] < old.get(key, float("inf")):
             yield f"{key} is {new[key]} now, was {old.get(key, 'not there')}"
-    for key in _NEW:
+    for key in _UNORDERED:
         if new.get(key) and new[key] != old.get(key):
             yield f"{key} is {new[key]} now, was {old.get(key, 'not there')}"
 
 
 def _type_changes(old: Schema, new: Schema) -> Iterator[str]:
+    """Yield lost types, lost null and lost values; a schema without a type or an enum accepts anything."""
     old_types, new_types = _types(old), _types(new)
-    if new_types and not (old_types and old_types <= new_types | ({"integer"} if "number" in new_types else set())):
+    accepted_types = new_types | {"integer"} if "number" in new_types else new_types
+    if new_types and not (old_types and old_types <= accepted_types):
         yield f"is {' or '.join(sorted(new_types))} now, was {' or '.join(sorted(old_types)) or 'anything'}"
     if old.get("nullable") and not new.get("nullable"):
         yield "may not be null any more"

@@ -16,7 +16,7 @@ from release import boms
 from release.work import CheckFailedError, SkippedError, Work, repack
 
 TARGETS = ("operator", "sidecar")
-LEFT = "the pipeline's, of 1 GB, is left out"
+OMITTED = "the pipeline's, of 1 GB, is left out"
 
 
 def build(work: Work) -> str:
@@ -27,13 +27,14 @@ def build(work: Work) -> str:
         )
     summaries = []
     for target in TARGETS:
-        first, second = (_build_image(work, target, number) for number in (0, 1))
+        first = _build_image(work, target, 0)
+        second = _build_image(work, target, 1)
         if _id(first) != _id(second):
             raise CheckFailedError(f"two builds of the image {target} differ in {_differences(first, second)}")
         bom = _write_bill(work, target, first)
         repack(first, work.into / f"rota-{target}-{work.version}.image.tar.gz", work.epoch)
         summaries.append(f"{target} {_id(first)[:19]}, {len(bom['components'])} components")
-    return f"{'; '.join(summaries)}; built twice, the same ids; on a base of this machine's Debian; {LEFT}"
+    return f"{'; '.join(summaries)}; built twice, the same ids; on a base of this machine's Debian; {OMITTED}"
 
 
 def _build_image(work: Work, target: str, number: int) -> Path:
@@ -101,7 +102,8 @@ def _packages(archive: Path) -> Iterator[tuple[tuple[str, str], str]]:
 
 def _differences(first: Path, second: Path) -> str:
     """Describe the differences between two images."""
-    first_files, second_files = (dict(_files(path)) for path in (first, second))
+    first_files = dict(_files(first))
+    second_files = dict(_files(second))
     differ = sorted(
         name for name in first_files.keys() | second_files.keys() if first_files.get(name) != second_files.get(name)
     )

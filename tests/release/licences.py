@@ -37,7 +37,10 @@ LICENCES_READ = {"lz4": "BSD-3-Clause", "pandas": "BSD-3-Clause", "py4j": "BSD-3
 
 
 def refused(licence: str) -> list[str]:
-    """Return the licences of an SPDX expression that are not allowed; of alternatives joined by OR one suffices."""
+    """Return the licences of an SPDX expression that are not allowed; of alternatives joined by OR one suffices.
+
+    Expressions with parentheses are not parsed, and so refused.
+    """
     if "(" in licence or not licence:
         return [licence or "no licence"]
     choices = [[name for name in part.split(" AND ") if name not in ALLOWED] for part in licence.split(" OR ")]

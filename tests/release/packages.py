@@ -6,11 +6,8 @@ from pathlib import Path
 
 from release.work import CheckFailedError, Work, sha256
 
-EXTRAS = {
-    "operator": "rota.kube.operator",
-    "sidecar": "rota.sidecar.main",
-    "pipeline": "",
-}  # the module that each extra enables
+# The module that each extra enables; the pipeline's is not imported, see `install_extras`.
+EXTRAS = {"operator": "rota.kube.operator", "sidecar": "rota.sidecar.main", "pipeline": ""}
 
 
 def build(work: Work) -> str:
@@ -92,7 +89,8 @@ def _check_contents(work: Work) -> str:
     sources = {str(path.relative_to(operator)) for path in operator.rglob("*") if path.is_file()}
     errors = [f"{path.name} lacks {name}" for name in sorted(sources - files)]
     errors += [f"{path.name} has {name}, which is no source" for name in sorted(files - sources)]
-    errors += [f"{path.name} lacks its licence"] * (not any(name.endswith("/licenses/LICENSE") for name in inside))
+    if not any(name.endswith("/licenses/LICENSE") for name in inside):
+        errors.append(f"{path.name} lacks its licence")
     if errors:
         raise CheckFailedError("; ".join(errors))
     return f"{path.name} and its sdist, {len(files)} files"

@@ -94,7 +94,10 @@ def prepare(scratch: Path) -> tuple[Work, str]:
         raise UsageError(f"{ROOT} is no checkout of Git with a commit; a release is made from one") from None
     copies = scratch / "one", scratch / "another" / "place"
     copies[0].mkdir()
-    _copy_changed(copies[0]) if changed else _copy_commit(copies[0])
+    if changed:
+        _copy_changed(copies[0])
+    else:
+        _copy_commit(copies[0])
     shutil.copytree(*copies, symlinks=True)
     for path in (copies[1], *copies[1].rglob("*")):
         if not path.is_symlink():

@@ -109,7 +109,8 @@ class App:
 def _messages(headers: Any, body: bytes) -> list[Message]:
     if headers.get("content-type", "").startswith("application/cloudevents-batch+json"):
         return [_message(event, base64.b64decode(event["data_base64"])) for event in json.loads(body)]
-    return [_message({name.lower()[3:]: value for name, value in headers.items()}, body)]
+    event = {name.lower().removeprefix("ce-"): value for name, value in headers.items()}
+    return [_message(event, body)]
 
 
 def _message(event: Message, body: bytes) -> Message:

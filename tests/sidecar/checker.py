@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -129,7 +129,7 @@ class _Checker:
         yield from self.find_order_violations()
         yield from self.find_generation_regressions()
 
-    # 3: at least once, and offsets.
+    # At least once, and offsets.
 
     def find_lost(self) -> Iterator[str]:
         """Each acknowledged message is delivered until an app accepts or finally rejects it."""
@@ -178,7 +178,10 @@ class _Checker:
         return min(self._earliest_end(delivery), timed_out)
 
     def _earliest_end(self, delivery: Delivery) -> float:
-        """Return the earliest possible end of a delivery: a pod's end is recorded some time after its app's."""
+        """Return the earliest possible end of a delivery: a pod's end is recorded some time after its app's.
+
+        An end that was not logged came at the earliest with the member's last log entry before the recorded end.
+        """
         end = self._end_of(delivery)
         if delivery.end is not None or end == delivery.begin + self.history.timeout:
             return end
@@ -200,7 +203,7 @@ class _Checker:
     def _owned(self, member: str, queue: Queue, at: float) -> bool:
         return any(begin <= at <= end for begin, end in self.spans.get((member, queue), []))
 
-    # 4: no duplicate without a cause.
+    # No duplicate without a cause.
 
     def find_duplicates(self) -> Iterator[str]:
         """A finished message is repeated only for a cause; an app's death repeats at most the messages in flight."""
@@ -298,7 +301,7 @@ class _Checker:
     def _has_fact(self, kind: str, queue: Queue, begin: float, end: float) -> bool:
         return any(fact.kind == kind and queue in fact.queues and begin <= fact.at <= end for fact in self.facts)
 
-    # 1: one owner.
+    # One owner.
 
     def find_deliveries_without_ownership(self) -> Iterator[str]:
         """A member that delivers from a queue owns it from before the first delivery until after the last."""
@@ -336,18 +339,17 @@ class _Checker:
         delivery_end = inf if delivery.end is None else delivery.end
         return any(begin <= delivery_end and delivery.begin <= end for begin, end in self.contested.get(queue, []))
 
-    # 5: order.
+    # Order.
 
     def find_order_violations(self) -> Iterator[str]:
         """In Orderly groups a message begins once all earlier ones are finished, and none runs concurrently."""
         for queue, deliveries in self.by_queue.items() if self.history.orderly else ():
-            finished = sorted(self._finish_times(deliveries).items())
-            offsets = [offset for offset, _ in finished]
-            latest = -inf  # of all earlier offsets
-            latests = [latest := max(latest, finished_at) for _, finished_at in finished]
+            finish_times = self._finish_times(deliveries)
+            offsets = sorted(finish_times)
+            latest_so_far = list(accumulate(map(finish_times.__getitem__, offsets), max))
             for delivery in _first_of_requests(deliveries):
-                place = bisect_left(offsets, delivery.offset)
-                if place and latests[place - 1] > delivery.begin:
+                earlier_count = bisect_left(offsets, delivery.offset)
+                if earlier_count and latest_so_far[earlier_count - 1] > delivery.begin:
                     yield f"{queue} is out of order: a message before {_describe(delivery)} was not finished"
             for earlier, later in pairwise(deliveries):
                 if _in_same_request(earlier, later):
@@ -358,17 +360,17 @@ class _Checker:
                 if earlier.end is not None and later.begin < min(earlier.end, timed_out):
                     yield f"{queue} delivered two messages at a time: {_describe_both(earlier, later)}"
 
-    # 6: generations.
+    # Generations.
 
     def find_generation_regressions(self) -> Iterator[str]:
         """No member returns to an earlier generation, neither in its deliveries nor in its reports."""
         for member, deliveries in self.by_member.items():
             ended = sorted((delivery.end, delivery.generation) for delivery in deliveries if delivery.end is not None)
             ends = [end for end, _ in ended]
-            highest = 0
-            highests = [0, *(highest := max(highest, generation) for _, generation in ended)]
+            generations = [generation for _, generation in ended]
+            highest_so_far = list(accumulate(generations, max, initial=0))  # before each end, and after all
             for delivery in deliveries:
-                previous = highests[bisect_left(ends, delivery.begin - SKEW_SECONDS)]
+                previous = highest_so_far[bisect_left(ends, delivery.begin - SKEW_SECONDS)]
                 if delivery.generation < previous:
                     yield f"{member} went back from generation {previous}: {_describe(delivery)}"
         reported: dict[str, int] = {}

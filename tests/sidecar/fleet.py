@@ -319,7 +319,7 @@ class SidecarFleet:
             raise TimeoutError(f"{len(missing)} of {len(expected)} messages are not done: {missing[:20]}") from None
 
     async def sample(self) -> Mapping[Queue, int]:
-        """Read the group's committed offsets from the brokers, and record them."""
+        """Read the group's committed offsets from the brokers, and record them; faults call it before they kill."""
         offsets: dict[Queue, BrokerOffsets] = {}
         for broker in {queue.broker for queue in self.queues}:
             offsets |= await self.cluster.group_offsets(self.group, broker, [self.topic, self.retry.topic])
@@ -385,7 +385,7 @@ class SidecarFleet:
             facts=self.facts,
             commits=self.commits,
             orderly=self.settings.get("ordering") == "Orderly",
-            timeout=float(timeout[:-1]),
+            timeout=float(timeout.removesuffix("s")),
             max_in_flight=push.get("concurrency", 16) * push.get("maxBatch", 1),
             dead_letters=frozenset(self.dead_letters),
         )

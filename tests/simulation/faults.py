@@ -91,7 +91,7 @@ def lose_node(world: Simulation, random: Random) -> None:
 
 
 def lose_zone(world: Simulation, random: Random) -> None:
-    """The nodes of a third of all pods are cut off at once."""
+    """The nodes of a third of all pods, or of all of at most two, are cut off at once."""
     kubelets = [kubelet for kubelet in world.kubelets.values() if kubelet.api_pod]
     for kubelet in kubelets[:: 3 if len(kubelets) > 2 else 1]:
         kubelet.cut_off_node(random.choice([30.0, 100.0]))
@@ -166,7 +166,7 @@ def config_map_deleted(world: Simulation, _: Random) -> None:
 
 
 def config_map_edited(world: Simulation, _: Random) -> None:
-    """A user edits the ConfigMap."""
+    """A user edits the ConfigMap: the generation becomes much higher."""
     config_map = world.api.config_map
     if config_map:
         _edit_config_map(world, str(config_map.text).replace('"generation":', '"generation":1', 1))
@@ -281,6 +281,7 @@ def app_restarts(world: Simulation, random: Random) -> None:
             sidecar.after(random.uniform(0.5, 10), sidecar.end_drain)
 
 
+# A fault that is listed twice is twice as frequent.
 FAULTS: tuple[Fault, ...] = (
     scale,
     scale,

@@ -125,7 +125,8 @@ class Sidecar(Process):
 
     def _lock(self, command: Command, sent: float) -> None:
         granted = self.world.broker.lock(command.queue, self.name) if self._succeeds() else None
-        event = LeaseEvent.FAILED if granted is None else LeaseEvent.LOCKED if granted else LeaseEvent.REFUSED
+        events = {None: LeaseEvent.FAILED, True: LeaseEvent.LOCKED, False: LeaseEvent.REFUSED}
+        event = events[granted]
         self.after(self._short_delay(), lambda: self._respond(command, event, sent))
 
     def _unlock(self, command: Command) -> None:
@@ -219,9 +220,8 @@ class Kubelet:
             pod = self.api_pod
             if self.is_over or self.lost or pod is None or pod.terminating:
                 return
-            if (
-                config_map and config_map.version > self._mounted_version
-            ):  # a deleted ConfigMap leaves the volume as it is
+            # A deleted ConfigMap leaves the volume as it is.
+            if config_map and config_map.version > self._mounted_version:
                 self._mounted_version = config_map.version
                 self._mount(config_map.text)
 

@@ -112,7 +112,10 @@ class Operator(Process):
         """List all pods again; missing pods have ended. The first list comes from a stale cache."""
         if not self.world.api.down:
             pods = dict(self.world.api.pods)
-            for name in [name for name in pods if stale and self.world.is_new(name) and self.random.random() < 0.5]:
+            is_new = self.world.is_new
+            # All draws come before the first delay is drawn, or each seed would be another run.
+            unknown_names = [name for name in pods if stale and is_new(name) and self.random.random() < 0.5]
+            for name in unknown_names:
                 pod = pods.pop(name)
                 self.after(self.random.uniform(1, 8), partial(self._observe_pod, pod.name, pod, pod.version))
             for name in [name for name in self.controller.groups[self.key].pods if name not in pods]:

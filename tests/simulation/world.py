@@ -5,6 +5,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
 from rota.model import Holder, Queue
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from simulation.clock import Clock, Process, Routine
@@ -46,7 +48,9 @@ class Simulation:
         self.spec = self._build_spec()
         self.policy_changed_at = self.queues_may_drop_at = self.route_grown_at = self.may_overlap_until = 0.0
         self.weights: dict[Queue, float] | None = {}
-        self.is_calm = self.is_manual_edit = self.clock_leapt = False
+        self.is_calm = False  # whether all faults have ended
+        self.is_manual_edit = False  # whether the present change of the ConfigMap is a user's
+        self.clock_leapt = False  # whether an operator's wall clock was ever wrong
         self.bad_watch = self.silent_watch = False
         self.bad_policy = self.bad_spec = False
         self.judge = Judge(self)
@@ -120,12 +124,10 @@ class Simulation:
         """Choose another policy; after mode Immediate, members may overlap for a while."""
         if self.policy.handover.mode == "Immediate":
             self.may_overlap_until = self.clock.now + 120
-        drain = self.policy.handover.drain_timeout
-        self.policy = self._random_policy()
-        self.policy = type(self.policy)(  # the members' drain timeout is read at their start
-            **{name: getattr(self.policy, name) for name in self.policy.__struct_fields__ if name != "handover"},
-            handover=type(self.policy.handover)(mode=self.policy.handover.mode, drain_timeout=drain),
-        )
+        policy = self._random_policy()
+        # The drain timeout stays: members read it at their start only.
+        handover = structs.replace(policy.handover, drain_timeout=self.policy.handover.drain_timeout)
+        self.policy = structs.replace(policy, handover=handover)
         self.policy_changed_at = self.clock.now
         self.enqueue()
 
@@ -173,7 +175,7 @@ class Simulation:
                 continue
             self.surge += 1
             yield 1.0
-            for _ in range(30):
+            for _ in range(30):  # the successor may never become ready
                 if sum(candidate.is_ready for candidate in self.kubelets.values()) >= self.replicas + self.surge:
                     break
                 yield 0.5

@@ -16,7 +16,7 @@ from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import LeaseEvent, LeaseState
 from simulation.exploration import operators
-from simulation.exploration.processes import Process, Processes
+from simulation.exploration.processes import DiskState, Process, Processes
 
 
 def responses_of_an_earlier_lease_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -46,8 +46,8 @@ def member_forgets(patch: pytest.MonkeyPatch) -> None:
     """A restarted member obeys any document that its volume shows."""
     original = Processes.start
 
-    def mutant(processes: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
-        return original(processes, name, uid, (0, False, disk[2]))
+    def mutant(processes: Processes, name: str, uid: str, disk: DiskState) -> Process:
+        return original(processes, name, uid, DiskState(starts=disk.starts))
 
     patch.setattr(Processes, "start", mutant)
 
@@ -56,8 +56,8 @@ def start_not_counted(patch: pytest.MonkeyPatch) -> None:
     """Each process of a pod has the incarnation of the first, as without a counter on the disk."""
     original = Processes.start
 
-    def mutant(processes: Processes, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
-        return original(processes, name, uid, (*disk[:2], min(disk[2], 1)))
+    def mutant(processes: Processes, name: str, uid: str, disk: DiskState) -> Process:
+        return original(processes, name, uid, disk._replace(starts=min(disk.starts, 1)))
 
     patch.setattr(Processes, "start", mutant)
 

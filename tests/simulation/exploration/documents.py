@@ -59,9 +59,14 @@ class Document:
         releasing = assignment.releasing.items()
         revoked = ", ".join(f"{queue.id} from {release.holder.uid} to {release.to}" for queue, release in releasing)
         forced = [queue.id for queue, since in assignment.forced.items() if since == assignment.generation]
-        suffix = f"; releasing {revoked}" * bool(revoked) + f"; by force {forced}" * bool(forced)
-        barrier = f"; barrier {assignment.barrier}" * bool(assignment.barrier)
-        return f"generation {assignment.generation}: {shares}{suffix}{barrier}"
+        text = f"generation {assignment.generation}: {shares}"
+        if revoked:
+            text += f"; releasing {revoked}"
+        if forced:
+            text += f"; by force {forced}"
+        if assignment.barrier:
+            text += f"; barrier {assignment.barrier}"
+        return text
 
 
 class Documents:
@@ -83,7 +88,7 @@ class Documents:
 
 
 def _format_share(share: Share) -> str:
-    process = f" process {share.incarnation}" * bool(share.incarnation)
+    process = f" process {share.incarnation}" if share.incarnation else ""
     return f"{share.uid}{process}: {[queue.id for queue in share.queues]}"
 
 

@@ -28,8 +28,9 @@ def transitions(setting: Setting, state: ExploredState) -> Iterator[Transition]:
         text = f"queue {setting.queues[-1].id} {what}"
         yield Transition("route", text, next_state._replace(route=route))
     for next_state in setting.spend(state, "schema"):
-        text = f"an operator starts that writes documents of schema {3 - state.schema}"
-        yield Transition("schema", text, _restart_operator(next_state)._replace(write=None, schema=3 - state.schema))
+        schema = 2 if state.schema == 1 else 1
+        text = f"an operator starts that writes documents of schema {schema}"
+        yield Transition("schema", text, _restart_operator(next_state)._replace(write=None, schema=schema))
     for next_state in setting.spend(state, "absence"):
         yield Transition("absence", "no operator runs for three minutes", _without_operator(setting, next_state))
     for next_state in setting.spend(state, "pause"):

@@ -14,7 +14,7 @@ def violation(state: ExploredState) -> str:
         if first.process and second.process:
             for queue in first.process.consumed_queues & second.process.consumed_queues:
                 uids = {first.process.member.uid, second.process.member.uid}
-                if not any(loss[0] == queue and loss[1] in uids for loss in state.overruled):
+                if not any(lost == queue and uid in uids for lost, uid, _ in state.overruled):
                     return f"{queue} is consumed by {first.name} and by {second.name} without a forced grant"
     for slot in state.slots:
         if slot.process and slot.process.member.obeyed_generation < slot.highest:
@@ -27,12 +27,10 @@ def early_force(state: ExploredState, document: Document) -> str:
     forced = {queue for queue, since in document.assignment.forced.items() if since == document.number}
     losers = {uid for queue, uid in state.stored.holding if queue in forced} if state.stored else set()
     for slot in state.slots:
-        if (
-            slot.observed
-            and slot.observed.uid in losers
-            and age(slot.silent_since, state.now) < 1 + slot.observed.ready
-        ):
-            return f"{document} takes queues of {slot.observed.uid} by force too early"
+        if slot.observed and slot.observed.uid in losers:
+            min_age = 2 if slot.observed.ready else 1  # limits of AGES that the silence must exceed
+            if age(slot.silent_since, state.now) < min_age:
+                return f"{document} takes queues of {slot.observed.uid} by force too early"
     return ""
 
 
@@ -47,10 +45,12 @@ def forget_resolved_losses(state: ExploredState) -> ExploredState:
     if not state.overruled:
         return state
     living = {slot.api_pod.uid: slot for slot in state.slots if slot.api_pod}
-    overruled = frozenset(loss for loss in state.overruled if loss[1] in living)
-    if state.stored and not state.stored.assignment.barrier:
-        overruled = frozenset(loss for loss in overruled if _may_consume(loss[0], loss[2], living[loss[1]]))
-    return state._replace(overruled=overruled)
+    may_forget = state.stored is not None and not state.stored.assignment.barrier
+    overruled: set[tuple[Queue, str, int]] = set()
+    for queue, uid, since in state.overruled:
+        if uid in living and (not may_forget or _may_consume(queue, since, living[uid])):
+            overruled.add((queue, uid, since))
+    return state._replace(overruled=frozenset(overruled))
 
 
 def _may_consume(queue: Queue, since: int, slot: PodSlot) -> bool:

@@ -69,7 +69,7 @@ class Keys:
         used = self._used.get(slot)
         if used is None:
             numbers = {source.number for source in (slot.mounted, slot.report) if source}
-            used = self._used[slot] = frozenset({slot.disk[0], slot.highest} | numbers)
+            used = self._used[slot] = frozenset({slot.disk.generation, slot.highest} | numbers)
         return used
 
     def _slot_number(self, slot: PodSlot, order: Order, now: float) -> int:
@@ -109,8 +109,8 @@ def _slot_key(slot: PodSlot, order: Order, now: float) -> tuple[Any, ...]:
         slot.pods_created,
         slot.api_pod,
         slot.process and slot.process.body,
-        (slot.dead, slot.hung, slot.lost, slot.disk[1:]),
-        (rank[slot.disk[0]], rank[slot.highest]),
+        (slot.dead, slot.hung, slot.lost, slot.disk.final, slot.disk.starts),
+        (rank[slot.disk.generation], rank[slot.highest]),
         slot.mounted and (rank[slot.mounted.number], part[0], order.below(part[1])),
         slot.observed,
         slot.report and (slot.report.body, rank[slot.report.number]),

@@ -119,7 +119,7 @@ def _store(state: ExploredState, write: Write) -> ExploredState:
     overruled = state.overruled
     if previous and document.assignment.barrier != document.number:  # a rebuilt assignment grants nothing
         granted = {(queue, holder.uid) for queue, holder in document.owners.items()} - previous.holding
-        overruled = frozenset(loss for loss in overruled if loss[:2] not in granted)
+        overruled = frozenset((queue, uid, since) for queue, uid, since in overruled if (queue, uid) not in granted)
     uids = {slot.api_pod.uid for slot in state.slots if slot.api_pod}
     for queue, since in document.assignment.forced.items():
         if since == document.number:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rota.model import Queue
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState
-from simulation.exploration.processes import Process
+from simulation.exploration.processes import DiskState, Process
 from simulation.exploration.setting import Setting
 from simulation.exploration.state import ApiPod, ExploredState, PodSlot, Transition, replace_slot
 
@@ -42,11 +42,11 @@ def run_step(setting: Setting, state: ExploredState, slot: PodSlot, *action: Any
     """Advance a process by one action, and store on its disk what its member requests."""
     assert slot.process
     process, step = setting.processes.advance(slot.process, *action)
-    generation, final, started = slot.disk
+    generation, final, starts = slot.disk
     if step.store_generation is not None:
         generation = step.store_generation
     highest = max(slot.highest, process.member.obeyed_generation)
-    disk = generation, final or step.store_final, started
+    disk = DiskState(generation, final or step.store_final, starts)
     slot = slot._replace(process=process, disk=disk, highest=highest)
     return replace_slot(state, slot)
 
@@ -74,7 +74,7 @@ def _create(state: ExploredState, slot: PodSlot) -> Iterator[Transition]:
 
 
 def _remove(state: ExploredState, slot: PodSlot, api_pod: ApiPod) -> Iterator[Transition]:
-    removed = slot._replace(api_pod=None, dead=False, disk=(0, False, 0), highest=0)
+    removed = slot._replace(api_pod=None, dead=False, disk=DiskState(), highest=0)
     yield Transition("end", f"pod {api_pod.uid} is removed", replace_slot(state, removed))
     if not api_pod.ended and not api_pod.terminating:
         ended = slot._replace(api_pod=api_pod._replace(ended=True, ready=False))
@@ -116,7 +116,7 @@ def _kubelet_transitions(
         disk = setting.disk_after_start(slot.disk)
         process = setting.processes.start(name, api_pod.uid, disk)
         started = slot._replace(process=process, disk=disk, api_pod=api_pod._replace(started=True))
-        yield Transition("start", f"{name}'s container starts, remembering {disk}", replace_slot(state, started))
+        yield Transition("start", f"{name}'s container starts, remembering {tuple(disk)}", replace_slot(state, started))
     if api_pod.terminating:
         dead = slot._replace(process=None, dead=True, hung=False)
         yield Transition("exit", f"{name}'s processes end", replace_slot(state, dead))

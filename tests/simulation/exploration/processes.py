@@ -5,7 +5,7 @@ A lease is consumed from Fetch until the response to its Stop: until then a deli
 
 from copy import copy
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from builders import LONG
 from rota.model import Queue
@@ -15,6 +15,14 @@ from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState, QueueLease
 from simulation.exploration.documents import Document, Numbering
 from simulation.judge import InvariantError
+
+
+class DiskState(NamedTuple):
+    """What a pod's disk keeps for its next process."""
+
+    generation: int = 0
+    final: bool = False  # whether the member has drained for good
+    starts: int = 0  # of processes in this pod
 
 
 class ReadReport:
@@ -31,9 +39,9 @@ class ReadReport:
     def __str__(self) -> str:
         """Return the report as a trace shows it."""
         report = self.decoded.report
+        process = f" process {self.incarnation}," if self.incarnation else ""
         drains = " draining for good," if report.final else ""
-        drains = f" process {self.incarnation}," * bool(self.incarnation) + drains
-        return f"generation {report.generation},{drains} held {report.held}, releasing {report.releasing}"
+        return f"generation {report.generation},{process}{drains} held {report.held}, releasing {report.releasing}"
 
 
 class Process:
@@ -135,13 +143,11 @@ def _lease_key(lease: QueueLease, now: float) -> tuple[Any, ...]:
     """Return the content of a lease. Times matter only with locks; other timers may fire at any time."""
     times: tuple[Any, ...] = ()
     if lease.orderly:
-        due = (
-            lease.drain_deadline
-            if lease.state is LeaseState.DRAINING
-            else lease.retry_at
-            if lease.state is LeaseState.STUCK
-            else now
-        )
+        due: float | None = now
+        if lease.state is LeaseState.DRAINING:
+            due = lease.drain_deadline
+        elif lease.state is LeaseState.STUCK:
+            due = lease.retry_at
         ages = (
             lease.locked_at,
             lease.lock_requested_at if lease.locked_at is not None else None,
@@ -172,8 +178,8 @@ class Processes:
         self._reports: dict[Any, ReadReport] = {}
         self._bodies = Numbering()
 
-    def start(self, name: str, uid: str, disk: tuple[int, bool, int]) -> Process:
-        """Return the first state of a process with the state that its disk has."""
+    def start(self, name: str, uid: str, disk: DiskState) -> Process:
+        """Return the first state of a process that starts with this disk."""
         obeyed, final, incarnation = disk
         timeout = self.drain_timeout
         member = Member(

@@ -94,7 +94,7 @@ class Exploration:
         return number
 
     def _expand(self, number: int, state: ExploredState) -> None:
-        healed = unhealed = (NO_RANK, REST)
+        healed = unhealed = (NO_RANK, REST)  # rank and successor of the first transition, with healing and without
         for kind, text, next_state in self._transitions(state, number):
             successor = self._enter(next_state, number, text)
             if successor == number:

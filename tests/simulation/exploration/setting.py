@@ -7,7 +7,7 @@ from builders import GROUP, a_spec, a_view
 from rota.planner import Plan
 from rota.spec import Handover, PolicySpec, Seconds, Triggers
 from simulation.exploration.documents import Documents
-from simulation.exploration.processes import Processes
+from simulation.exploration.processes import DiskState, Processes
 from simulation.exploration.state import LOST_AFTER, ApiPod, ExploredState, PodSlot
 
 # Transitions that take no time unless a configuration slows them down: start offsets found, probes, watches,
@@ -76,13 +76,13 @@ class Setting:
         if not is_present:
             return PodSlot(name)
         api_pod = ApiPod(f"{name}.1", ready=True, started=True)
-        disk = self.disk_after_start((0, False, 0))
+        disk = self.disk_after_start(DiskState())
         process = self.processes.start(name, api_pod.uid, disk)
         return PodSlot(name, 1, api_pod, process, disk=disk, observed=api_pod, report=process.report)
 
-    def disk_after_start(self, disk: tuple[int, bool, int]) -> tuple[int, bool, int]:
-        """Return the state of a disk after a process has started on it."""
-        return (*disk[:2], disk[2] + self.configuration.with_incarnations)
+    def disk_after_start(self, disk: DiskState) -> DiskState:
+        """Return the state of a disk after a process has started on it; without incarnations no start is counted."""
+        return disk._replace(starts=disk.starts + self.configuration.with_incarnations)
 
     def spend(self, state: ExploredState, kind: str) -> Iterator[ExploredState]:
         """Yield the state with one fault of this kind less, if one is left."""
@@ -90,6 +90,7 @@ class Setting:
             return
         position = self.faults.index(kind)
         if state.faults_left[position]:
-            remaining = [number - (index == position) for index, number in enumerate(state.faults_left)]
-            remaining[-1] -= 1
+            remaining = list(state.faults_left)
+            remaining[position] -= 1
+            remaining[-1] -= 1  # the number in total
             yield state._replace(faults_left=tuple(remaining))

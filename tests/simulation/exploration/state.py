@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from rota.handover import MIN_READY_LOST_SECONDS
 from rota.model import Queue
 from simulation.exploration.documents import Document
-from simulation.exploration.processes import Process, ReadReport
+from simulation.exploration.processes import DiskState, Process, ReadReport
 
 LOST_AFTER = 10.0
 AGES = (LOST_AFTER, MIN_READY_LOST_SECONDS)  # ages are equal for the planner between these limits
@@ -37,7 +37,7 @@ class PodSlot(NamedTuple):
     dead: bool = False  # no process of this pod starts again; the API server may not know yet
     hung: bool = False
     lost: bool = False  # its node is cut off: no reports, no updates of its volume
-    disk: tuple[int, bool, int] = (0, False, 0)  # generation, final drain, number of starts
+    disk: DiskState = DiskState()
     highest: int = 0  # the generation that its disk should have
     mounted: Document | None = None
     observed: ApiPod | None = None
@@ -52,7 +52,7 @@ class PodSlot(NamedTuple):
     @property
     def finished(self) -> int:
         """The number of the last process that has ended."""
-        return max(self.disk[2] - (self.process is not None), 0)
+        return max(self.disk.starts - (self.process is not None), 0)
 
 
 class Write(NamedTuple):

@@ -7,7 +7,8 @@ from simulation.exploration import faults, operators, pods
 from simulation.exploration.setting import Setting
 from simulation.exploration.state import LOST_AFTER, ExploredState, PodSlot, Transition, replace_slot
 
-JUMPS = (LOST_AFTER + 2, MIN_READY_LOST_SECONDS + 1)
+SHORT_JUMP = LOST_AFTER + 2
+JUMPS = (SHORT_JUMP, MIN_READY_LOST_SECONDS + 1)  # each exceeds one more limit of state.AGES
 
 
 def transitions(setting: Setting, state: ExploredState) -> Iterator[Transition]:
@@ -42,7 +43,12 @@ def _time_transitions(state: ExploredState) -> Iterator[Transition]:
     """Return steps of time. Ages matter only during a handover or a barrier, and for pods that do not respond."""
     has_silent_pod = any(slot.observed and not slot.is_reachable for slot in state.slots)
     is_in_transition = state.stored and (state.stored.assignment.releasing or state.stored.assignment.barrier)
-    for jump in JUMPS if has_silent_pod else JUMPS[:1] if is_in_transition else ():
+    jumps: tuple[float, ...] = ()
+    if has_silent_pod:
+        jumps = JUMPS
+    elif is_in_transition:
+        jumps = (SHORT_JUMP,)
+    for jump in jumps:
         yield Transition("wait", f"{jump:g} s pass", _pass_time(state, jump))
 
 

@@ -2,7 +2,7 @@
 
 from rota.spec.names import is_dns_subdomain
 
-_MAX_NAME_CHARACTERS = 240  # characters; with .yaml it still fits into the name of a file
+_MAX_NAME_CHARACTERS = 240  # a file name has at most 255, and a manifest's file adds .yaml
 
 
 def is_manifest_name(name: str) -> bool:

@@ -37,7 +37,7 @@ def parse_day(name: str) -> date | None:
 
 
 def day_folders_since(folder: Path, since: date) -> list[str]:
-    """Return the names of a journal's folders for the day `since` and later days."""
+    """Return the names of a journal's folders for the day `since` and later days; a name without a valid day is old."""
     return [path.name for path in folder.glob(DAY_GLOB) if (parse_day(path.name) or date.min) >= since]
 
 
@@ -69,5 +69,6 @@ def check_ingest(journal: Path, lake: Path, table_format: str) -> None:
         raise ValueError(f"{lake} has tables, but no _checkpoint, so the ingested lines are unknown; recreate the lake")
     if (lake / "_checkpoint").is_dir() and not (lake / "_inbox").is_dir():
         raise ValueError(f"{lake} has no _inbox any more, so the ingested files are unknown; recreate the lake")
-    if any((lake / table / "_delta_log").is_dir() != (table_format == "delta") for table in tables):
+    is_delta = table_format == "delta"
+    if any((lake / table / "_delta_log").is_dir() != is_delta for table in tables):
         raise ValueError(f"{lake} is a lake of the other format; use --format of that lake, or choose another folder")

@@ -12,7 +12,7 @@ CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, unless spark
 _CORE_COUNT = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-_MIN_PARTITION_BYTES = 16 * 2**20  # minimal bytes of source files per partition
+_MIN_PARTITION_BYTES = 16 * 2**20  # of source files per partition; a core has four partitions even if they are smaller
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -38,12 +38,12 @@ SETTINGS = {
 
 
 def create_session(name: str, settings: dict[str, str] | None = None) -> SparkSession:
-    """Return a session on this machine, or on spark-submit's cluster with the settings that were passed to it."""
+    """Return a session on spark-submit's cluster if spark-submit runs us, else on this machine with more `settings`."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers run the first python3 on the path
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit sets it
+    session_settings = _unsubmitted_settings() if is_submitted else _local_settings() | (settings or {})
     builder = SparkSession.builder.appName(name)
-    for key, value in (
-        _unsubmitted_settings() if "PYSPARK_GATEWAY_PORT" in os.environ else _local_settings() | (settings or {})
-    ).items():
+    for key, value in session_settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -51,10 +51,10 @@ def create_session(name: str, settings: dict[str, str] | None = None) -> SparkSe
 
 
 def fit_partitions(spark: SparkSession, folder: Path) -> None:
-    """Use fewer shuffle partitions for a small source: each costs milliseconds per step; keep a user's setting."""
+    """Use fewer shuffle partitions for a small source, as each costs milliseconds per step; keep a user's number."""
     default = int(SETTINGS[_SHUFFLE_PARTITIONS])
     if spark.conf.get(_SHUFFLE_PARTITIONS) == str(default):
-        size = sum(map(_size, folder.rglob("[!._]*.*")))
+        size = sum(map(_size, folder.rglob("[!._]*.*")))  # of files with records: other names begin with . or _
         spark.conf.set(_SHUFFLE_PARTITIONS, str(min(default, max(4 * _CORE_COUNT, size // _MIN_PARTITION_BYTES))))
 
 

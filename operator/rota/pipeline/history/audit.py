@@ -42,11 +42,13 @@ def violations(facts: Facts, account: OwnershipAccount | None = None) -> DataFra
 
 def _build_intervals(holdings: DataFrame, obeyed: DataFrame) -> DataFrame:
     order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
+    # The same pod owns the queue without a pause, and no record is missing in between.
     continues = (
         F.col("before.uid").eqNullSafe(F.col("uid"))
         & F.col("before.chain").eqNullSafe(F.col("chain"))
         & F.lag("until").over(order).eqNullSafe(F.col("at"))
     )
+    # Spark orders structs by their first fields, so the minimum is the first holding of a period.
     first = F.struct("life", "generation", "step", "at", "act", "handover_start")
     last = F.struct("life", "generation", "step", F.col("at").alias("_at"), "until")
     spans = (
@@ -84,7 +86,10 @@ def _number_periods(continues: Column) -> Column:
 
 
 def _handover_start() -> Column:
-    """Return the start of the handover that ends with a grant; null if it is unknown, or the queue had no owner."""
+    """Return the start of the handover that a grant ends: the queue's revoke, or the grant if it was still Owned.
+
+    Null if the revoke is unknown, or the queue had no owner.
+    """
     state = F.col("state")
     return F.when(state == "Releasing", F.col("revoked_at")).when(state == "Owned", F.col("at"))
 
@@ -102,6 +107,7 @@ def _violation(kind: str, *, since: Column, until: Column, members: Column, why:
 def _find_two_owners() -> Column:
     """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
     is_granted_twice = F.col("contradicts") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
+    # Each `owners` record starts an epoch, so a holding before it in the same epoch is of the same record.
     is_listed_twice = F.col("contradicts") & F.col("is_owners") & (F.col("before.epoch") == F.col("epoch"))
     source = F.coalesce(F.concat(F.lit("from "), "named_owner"), F.lit("as unowned"))
     contradiction = F.concat(F.lit("Granted "), source, F.lit(", but "), F.col("before.member"), F.lit(" owned it"))
@@ -166,7 +172,8 @@ def unowned_periods(holdings: DataFrame) -> DataFrame:
 def unowned_by_assignment(account: OwnershipAccount) -> DataFrame:
     """Return the periods in which queues of a plan had no owner: a row per assignment, with its number of members.
 
-    A period that has not ended is cut at the group's last record.
+    `from` and `to` are those of the whole period, `since` and `until` those of its part during the assignment. A period
+    that has not ended is cut at the group's last record.
     """
     spans = unowned_periods(account.holdings).select(
         *QUEUE_COLUMNS, F.col("since").alias("from"), F.col("until").alias("to")

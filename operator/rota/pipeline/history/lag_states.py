@@ -4,7 +4,7 @@ The journal has one sample a minute; the operator judges by ten samples that are
 samples that cover the same time: those of the last 155 s, and the last three if they are at most five minutes old.
 
 Spark judges stretches of three hours in parallel. A stretch comes with context from the hour before it: all records of
-its last five minutes, and one of every four minutes before. The latter show when the oldest unread message arrived.
+its last five minutes, and one every four minutes before. The latter show when the oldest unread message arrived.
 """
 
 from collections.abc import Iterator
@@ -150,6 +150,7 @@ def _judge_stretches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         start_code=start_codes,
     )
     lags = lag_columns.compute_lags(samples)
+    # Records before the start of their stretch are only context.
     is_judged = ((records.at >= records.stretch_start) & ~is_broadcasting[records.stretch])[records.record_of_sample]
     is_steady = is_judged & _surely_keeps_up(records, samples, lags)
     others = np.flatnonzero(is_judged & ~is_steady)
@@ -235,7 +236,7 @@ def _apply_notes(table: pa.Table, records: _Records) -> tuple[NDArray[np.int8], 
     is_broadcasting = np.zeros(count, np.bool_)
     has_owner = np.ones(len(records.record_of_sample), np.bool_)
     stretch_of_sample = records.stretch[records.record_of_sample]
-    bounds = np.searchsorted(stretch_of_sample, np.arange(count + 1))
+    bounds = np.searchsorted(stretch_of_sample, np.arange(count + 1))  # stretch n has samples bounds[n]:bounds[n + 1]
     for row in np.flatnonzero(np.isnan(records.at)).tolist():
         stretch = int(records.stretch[row])
         position = table.column("startFrom")[row].as_py()
@@ -251,7 +252,7 @@ def _apply_notes(table: pa.Table, records: _Records) -> tuple[NDArray[np.int8], 
 
 def _is_retry(records: _Records) -> NDArray[np.bool_]:
     """Return which samples are of retry queues."""
-    by_topic = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics] or [False])
+    by_topic = np.array([name.startswith(RETRY_TOPIC_PREFIX) for name in records.topics], np.bool_)
     is_retry: NDArray[np.bool_] = by_topic[records.topic]
     return is_retry
 
@@ -307,6 +308,7 @@ def _aggregate(
     record_of_subscribed = records.record_of_sample[is_subscribed]
     is_lag_unknown = lags == lag_columns.LAG_UNKNOWN
     unknown_count = _sum_by_record(records.record_of_sample[is_subscribed & is_lag_unknown], count)
+    # Lag and delay are unknown if the lag of any subscribed queue is, or if the record has no such queue.
     is_unknown = (unknown_count > 0) | (_sum_by_record(record_of_subscribed, count) == 0)
     lag = _sum_by_record(record_of_subscribed, count, np.where(is_lag_unknown, 0, lags)[is_subscribed])
     delay = np.zeros(count)
@@ -328,7 +330,7 @@ def _aggregate(
         "retries": pa.array(_sum_by_record(records.record_of_sample, count, arrived)[rows]),
     }
     for code, lag_state in enumerate(lag_columns.LAG_STATES):
-        if lag_state:
+        if lag_state:  # the code NO_STATE has none
             queues = _sum_by_record(records.record_of_sample[lag_states == code], count)
             columns[str(lag_state)] = pa.array(queues[rows])
     yield from pa.table(columns).to_batches()

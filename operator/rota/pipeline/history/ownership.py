@@ -22,6 +22,8 @@ QUEUE_COLUMNS = ("group", "topic", "broker", "queue")
 QUEUE_PARTITION = ("queue_hash", *QUEUE_COLUMNS)  # a hash first: Spark sorts by it much faster than by names
 QUEUE_RECORD_ORDER = (*RECORD_ORDER, "uid")  # a faulty `owners` record may list a queue twice, for two pods
 _GRANT_ACTS = ("Grant", "Force")
+_STATE_KINDS = ("plan", "obeyed", "owners", "offsets", "verdict")  # records that describe the state of a group
+_OTHER_KINDS = ("membership", "handover", "rebalance", "redelivered")
 _EPOCH_COLUMNS = ("epoch", "epoch_end", "epoch_ends_with_break", "epoch_ends_with_owners")
 _OWNERS_RECORD_COLUMNS = ("is_owners", "owners_record_count", "owners_known_before", "next_owners_at")
 # The columns of a record that its holdings keep.
@@ -33,7 +35,7 @@ class OwnershipAccount(NamedTuple):
 
     records: DataFrame  # in order, with the columns of `order_records`
     holdings: DataFrame
-    hours: DataFrame  # with records of a group; `state_at`: its last record in the hour that describes its state
+    hours: DataFrame  # with any record of a group; `state_at`: time of the hour's last record of a kind in _STATE_KINDS
 
 
 def build_account(facts: Facts) -> OwnershipAccount:
@@ -43,11 +45,10 @@ def build_account(facts: Facts) -> OwnershipAccount:
 
 
 def _recorded_hours(facts: Facts) -> DataFrame:
-    stateful_kinds = (facts.plan, facts.obeyed, facts.owners, facts.offsets, facts.verdict)
-    other_kinds = (facts.membership, facts.handover, facts.rebalance, facts.redelivered)
     never = F.lit(None).cast("timestamp")
-    frames = [frame.select("group", "at", F.col("at").alias("state_at")) for frame in stateful_kinds]
-    frames += [frame.select("group", "at", never.alias("state_at")) for frame in other_kinds]
+    frames: list[DataFrame] = []
+    for kinds, state_at in ((_STATE_KINDS, F.col("at")), (_OTHER_KINDS, never)):
+        frames += [getattr(facts, kind).select("group", "at", state_at.alias("state_at")) for kind in kinds]
     rows = reduce(DataFrame.unionByName, frames)
     return rows.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("state_at").alias("state_at"))
 
@@ -59,7 +60,7 @@ def last_record_times(hours: DataFrame) -> DataFrame:
 
 
 def compute_holdings(records: DataFrame) -> DataFrame:
-    """Return the holdings: a queue's owner from `at` until `until`; null: still.
+    """Return the holdings: a queue's owner from `at` until `until`, which is null as long as that is the owner.
 
     `phase` is Owned, Releasing (revoked, and not granted yet) or Unowned. `contradicts` is true if the record
     names a previous owner that contradicts the earlier records; `certain_until` is when the owner becomes uncertain by
@@ -91,6 +92,7 @@ def _expand_handovers(records: DataFrame) -> DataFrame:
     is_dropped = act == "Drop"
 
     def owner_after_act(granted_to: str, previous: str) -> Column:
+        # A revoked queue stays with its previous owner. A return gives it back to that owner; its record may lack `to`.
         kept = F.when(act == "Return", F.coalesce(granted_to, previous)).otherwise(F.col(previous))
         return F.when(is_dropped, None).when(act.isin(*_GRANT_ACTS), F.col(granted_to)).otherwise(kept)
 

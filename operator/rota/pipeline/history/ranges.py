@@ -9,7 +9,8 @@ def parse_ids(ranges: Column) -> Column:
 
     def ids_of_part(part: Column) -> Column:
         bounds = F.split(part, "-")
-        first, last = (F.element_at(bounds, place).try_cast("int") for place in (1, -1))
+        first = F.element_at(bounds, 1).try_cast("int")
+        last = F.element_at(bounds, -1).try_cast("int")  # of a single id, such as 7, this is the same element
         return F.sequence(first, last)
 
     return F.flatten(F.transform(F.split(ranges, ","), ids_of_part))

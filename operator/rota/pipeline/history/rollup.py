@@ -18,7 +18,7 @@ from rota.pipeline.ingest.facts import Facts
 
 PERCENTILE_ACCURACY = 10_000  # of approximate percentiles: the error of the rank is one in this number
 _GROUP_HOUR = ["group", "hour"]
-_KNOWN_STATES = ("Ready", "Unready", "Ended")
+_SETTLED_STATES = ("Ready", "Unready", "Ended")  # the member reports, or has ended
 _COUNT_COLUMNS = ("moved_queues", "forced_queues", "handovers", "returned", "taken_over")
 _DURATION_COLUMNS = ("unowned_queue_seconds", "contested_queue_seconds")
 
@@ -66,7 +66,8 @@ def _split_by_hour(df: DataFrame) -> DataFrame:
 
 def _percentiles(values: Column | str, name: str) -> list[Column]:
     both = F.percentile_approx(values, [0.5, 0.99], PERCENTILE_ACCURACY)  # Spark computes the common expression once
-    median, high = (F.get(both, F.lit(place)).cast("double") for place in (0, 1))
+    median = F.get(both, F.lit(0)).cast("double")
+    high = F.get(both, F.lit(1)).cast("double")
     return [median.alias(f"{name}_p50"), high.alias(f"{name}_p99")]
 
 
@@ -114,12 +115,12 @@ def contested_periods(facts: Facts, account: OwnershipAccount) -> DataFrame:
         "group", F.col("at").alias("later"), F.col("generation").alias("seen"), F.map_values("members").alias("pods")
     )
     # Without a previous owner no record names the unreachable member: any later assignment ends the period.
-    silent = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_KNOWN_STATES))
-    past = F.col("fromUid").isNull() | ~silent
-    settled = (F.col("later") >= F.col("at")) & (F.col("seen") > F.col("generation")) & past
+    is_lost = F.exists("pods", lambda pod: (pod["uid"] == F.col("fromUid")) & ~pod["standing"].isin(*_SETTLED_STATES))
+    has_stopped = F.col("fromUid").isNull() | ~is_lost
+    is_end = (F.col("later") >= F.col("at")) & (F.col("seen") > F.col("generation")) & has_stopped
     queue = ["group", "topic", "broker", "queue", "at", "fromUid"]
-    ends = forced.join(present, "group", how="inner").filter(settled).groupBy(*queue).agg(F.min("later").alias("over"))
-    over = ends.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))
+    ends = forced.join(present, "group", how="inner").filter(is_end).groupBy(*queue).agg(F.min("later").alias("over"))
+    over = ends.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))  # a join never matches nulls
     return (
         forced.withColumn("fromUid", F.coalesce("fromUid", F.lit("")))
         .join(over, queue, how="left")
@@ -149,7 +150,8 @@ def _balance_metrics(account: OwnershipAccount) -> DataFrame:
     points = spans.select("group", F.explode("sharing").alias("uid"), "at", F.lit(0).alias("added"), "until")
     steps = points.unionByName(starts.unionByName(ends), allowMissingColumns=True)
     so_far = Window.partitionBy("group", "uid").orderBy("at").rangeBetween(Window.unboundedPreceding, Window.currentRow)
-    owned = steps.withColumn("queues", F.sum("added").over(so_far)).filter(F.col("until") > F.col("at"))  # only points
+    # The filter keeps only points: starts and ends have no `until`.
+    owned = steps.withColumn("queues", F.sum("added").over(so_far)).filter(F.col("until") > F.col("at"))
     per_period = owned.groupBy("group", F.col("at").alias("since"), "until").agg(
         F.max("queues").alias("highest"),
         F.sum("queues").alias("total"),
@@ -201,6 +203,7 @@ def _incomplete_hours(facts: Facts, account: OwnershipAccount) -> DataFrame:
 
 def _hours_touched(spans: DataFrame) -> DataFrame:
     """Expand periods to one row for each hour that they touch."""
-    first, last = (F.date_trunc("hour", F.col(name)) for name in ("since", "until"))
+    first = F.date_trunc("hour", F.col("since"))
+    last = F.date_trunc("hour", F.col("until"))
     hours = F.sequence(first, F.greatest(first, last), F.expr("interval 1 hour"))
     return spans.withColumn("hour", F.explode(hours))

@@ -63,7 +63,7 @@ def read_facts(spark: SparkSession, source: str, since: date | None = None) -> F
 
 
 def load_source(spark: SparkSession, source: str, days: int | None = None) -> Facts:
-    """Return the facts of a source or its last days; without any raise ValueError: empty tables would look healthy."""
+    """Return the facts of a source, or of its last days; without records raise ValueError: no data looks healthy."""
     since = first_day(source, days) if days else None
     facts = read_facts(spark, source, since)
     folder = Path(source)
@@ -85,11 +85,14 @@ def first_day(source: str, days: int) -> date:
     """Return the first of the source's last days; days in the future come from a wrong clock and are ignored."""
     folder = Path(source)
     today = datetime.now(UTC).date()
-    days_of_files: list[date | None] = []
+    past_days: list[date] = []
     for parent in (folder, *map(folder.joinpath, paths.RECORD_KINDS)):
-        days_of_files += [paths.parse_day(path.name) for path in parent.glob(paths.DAY_GLOB)]
-    newest = max((day for day in filter(None, days_of_files) if day <= today), default=today)
-    return newest - min(timedelta(days=days - 1), newest - date.min)
+        for path in parent.glob(paths.DAY_GLOB):
+            day = paths.parse_day(path.name)
+            if day and day <= today:
+                past_days.append(day)
+    newest = max(past_days, default=today)
+    return newest - min(timedelta(days=days - 1), newest - date.min)  # a larger difference would overflow
 
 
 TABLE_SCHEMAS: dict[str, StructType] = JOURNAL_SCHEMAS | {"quarantine": QUARANTINE}
@@ -100,8 +103,11 @@ def _read_lines(spark: SparkSession, folder: Path, since: date | None) -> DataFr
     root = re.sub(r"[*?\[\]{}\\]", r"\\\g<0>", str(folder.absolute()))  # escape what is special in globs
     reader = spark.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")  # a \r belongs to its line
     days = [paths.DAY_GLOB] if since is None else paths.day_folders_since(folder, since)
-    globs = [f"{day}/{paths.HOUR_FILE_GLOB}" for day in days]
-    patterns = [f"{root}/{glob}" for glob in globs if any(folder.glob(glob))]
+    patterns: list[str] = []
+    for day in days:
+        glob = f"{day}/{paths.HOUR_FILE_GLOB}"
+        if any(folder.glob(glob)):  # Spark raises an error for a pattern without files
+            patterns.append(f"{root}/{glob}")
     return reader.schema("value string").text(patterns).transform(_with_file)
 
 

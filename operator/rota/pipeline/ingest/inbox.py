@@ -99,14 +99,16 @@ class Inbox:
 
 
 def _complete_files(journal: Path, now: datetime, settle: timedelta | None) -> Iterator[HourFile]:
+    """Yield the files that have not changed for `settle`; a file may change until its hour is over."""
     for path in journal.glob(f"{ANY_DATE_GLOB}/*.jsonl"):
         match = HOUR_FILE_PATTERN.fullmatch(f"{path.parent.name}/{path.name}")
         if match:
             with suppress(FileNotFoundError, ValueError):  # the journal has removed the file; no valid day
                 stat = path.stat()
                 hour = f"{match[1]}T{match[3]}"
-                changed = max(datetime.fromtimestamp(stat.st_mtime, UTC), min(_hour_start(hour), LATEST_HOUR) + HOUR)
-                if settle is None or changed <= now - settle:
+                hour_end = min(_hour_start(hour), LATEST_HOUR) + HOUR
+                changed_at = max(datetime.fromtimestamp(stat.st_mtime, UTC), hour_end)
+                if settle is None or changed_at <= now - settle:
                     yield HourFile(hour, f"{match[1]}T{match[2]}", path, stat.st_size)
 
 

@@ -119,8 +119,9 @@ def _is_plain() -> Column:
     has_time_key = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
     has_time = F.get("parts", F.lit(_TIME_PART)).rlike(_TIME) & F.col("at").isNotNull()
     repeats_key = reduce(or_, [tail.contains(key) for key in _UNIQUE_KEYS])
-    head, end_part = (F.substring_index(tail, _LAST_KEY, end) for end in (1, -1))
-    has_last_key_once = F.concat(head, F.lit(_LAST_KEY), end_part) == tail
+    before_first_key = F.substring_index(tail, _LAST_KEY, 1)
+    after_last_key = F.substring_index(tail, _LAST_KEY, -1)
+    has_last_key_once = F.concat(before_first_key, F.lit(_LAST_KEY), after_last_key) == tail
     has_valid_topics = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _has_valid_brokers)
     has_valid_counts = F.forall(F.map_values("verdicts"), _is_count)
     has_valid_keys = has_time_key & ~repeats_key & has_last_key_once
@@ -177,11 +178,13 @@ def _check_limits(record: AnyRecord, text: bytes) -> None:
             raise ValueError(f"The record cannot be kept: its year is {at.year}, so its clock was wrong")
     for queues in _queue_ranges(record):
         from_ranges(queues)
+    # The pattern is quick, and nearly all records have no number of so many digits.
     if _LONG_NUMBER.search(text) and max(map(abs, _integers(msgspec.to_builtins(record))), default=0) > _MAX_INT64:
         raise ValueError("The record cannot be kept: it has an integer beyond 64 bits")
-    for brokers in record.topics.values() if isinstance(record, OffsetsRecord) else ():
-        if any(max(columns.ids, default=0) > _MAX_INT32 for columns in brokers.values()):
-            raise ValueError("The record cannot be kept: it has a queue whose id is beyond 32 bits")
+    if isinstance(record, OffsetsRecord):
+        for brokers in record.topics.values():
+            if any(max(columns.ids, default=0) > _MAX_INT32 for columns in brokers.values()):
+                raise ValueError("The record cannot be kept: it has a queue whose id is beyond 32 bits")
 
 
 def _queue_ranges(record: AnyRecord) -> Iterator[RangesByTopic]:
@@ -195,6 +198,7 @@ def _queue_ranges(record: AnyRecord) -> Iterator[RangesByTopic]:
 
 
 def _integers(value: Any) -> Iterator[int]:
+    """Yield all integers in a decoded JSON value."""
     if isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _integers(inner)

@@ -143,7 +143,7 @@ def _run_to_end(writer: DataStreamWriter) -> None:
 
 
 def _with_file_and_hour(values: DataFrame) -> DataFrame:
-    """Add the file and hour of each line, whether it is late, and its hash."""
+    """Add the file and hour of each line, both by its file's name in the inbox, whether it is late, and its hash."""
     name = F.try_url_decode(F.replace(F.col("_metadata.file_name"), F.lit("+"), F.lit("%2B")))
     hour = F.regexp_extract(name, r"^(\S{13})\.", 1)
     file = F.regexp_extract(name, r"^\S{13}\.\d+\.(.*)$", 1)

@@ -53,7 +53,7 @@ def _describe_differences() -> Column:
 
 
 def _compare_measure(measure: str) -> Column:
-    """Return the points that a measure saves, and its values as text: the new one with its unit, then the old one."""
+    """Return the points that a measure saves (0 if unknown), and its values as text: the new with its unit, the old."""
     write, prefix, suffix = _MEASURE_PHRASES[measure]
     saved = F.col(f"current.cost_{measure}") - F.col(f"cheapest.cost_{measure}")
     words = F.concat(F.lit(prefix), write("cheapest"), F.lit(f"{suffix} instead of "), write("current"))
@@ -70,7 +70,8 @@ def _write_load(row: str) -> Column:
 
 
 def _write_lag(row: str) -> Column:
-    mean, peak = (_write_number(F.col(f"{row}.{name}")) for name in ("lag_mean", "lag_peak"))
+    mean = _write_number(F.col(f"{row}.lag_mean"))
+    peak = _write_number(F.col(f"{row}.lag_peak"))
     return F.concat(mean, F.lit(" (highest "), peak, F.lit(")"))
 
 

@@ -26,7 +26,7 @@ class GroupName(NamedTuple):
 
 
 def parse_group_name(group: str) -> GroupName | None:
-    """Return a group's namespace and name; None if they are not valid Kubernetes names, as they come from files."""
+    """Return a group's namespace and name; None if they, which come from input files, are no valid Kubernetes names."""
     namespace, _, name = group.partition("/")
     return GroupName(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
 
@@ -48,7 +48,7 @@ def build_manifest(name: str, policy: PolicySpec, namespace: str | None = None) 
 
 
 def patch_command(group: str, policy: str) -> str | None:
-    """Return the kubectl command for a group, None without valid names; these need no quotes in a shell."""
+    """Return the kubectl command for a group, None without valid names: only those need no quotes in a shell."""
     if not (location := parse_group_name(group)):
         return None
     patch = json.dumps({"spec": {"policyRef": {"name": policy}}}, separators=(",", ":"))
@@ -78,7 +78,8 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
 
 
 def _manifest_lines(name: str, policy: PolicySpec, groups: Iterator[str], group_count: int) -> Iterator[str]:
-    yield f"{MANIFEST_FIRST_LINE}{name} for {group_count:,} group{'s' * (group_count != 1)}.\n"
+    noun = "group" if group_count == 1 else "groups"
+    yield f"{MANIFEST_FIRST_LINE}{name} for {group_count:,} {noun}.\n"
     yield f"# Review the changes first:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
     yield "# Then run the commands below each policy, group by group.\n"
     for namespace, named in groupby(groups, key=_group_namespace):

@@ -51,6 +51,8 @@ def _compute_measures(results: DataFrame) -> DataFrame:
         "idle": _per_day("idle_member_hours"),
         "unowned": _per_day("unowned_queue_seconds"),
         "lag": (_doublings("lag_mean") + _doublings("lag_peak")) / 2,
+        "lag_mean": F.col("lag_mean"),  # this and the next one are for reports, not for the cost
+        "lag_peak": F.col("lag_peak"),
     }
     return results.select(
         "group",
@@ -58,7 +60,6 @@ def _compute_measures(results: DataFrame) -> DataFrame:
         "strategy",
         "problem",
         *(_finite_or_null(measure).alias(name) for name, measure in measures.items()),
-        *(_finite_or_null(F.col(name)).alias(name) for name in ("lag_mean", "lag_peak")),
     )
 
 
@@ -118,7 +119,8 @@ def costs_with_measures(costs: DataFrame, results: DataFrame) -> DataFrame:
 def recommend_policies(costs: DataFrame, results: DataFrame, min_gain: float = MIN_GAIN_FRACTION) -> DataFrame:
     """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `min_gain`.
 
-    The gain is unknown without a current cost, and 0 without a change.
+    The gain is unknown without a current cost, and 0 without a change. The explanation reads the intermediate `gain`:
+    what the cheapest policy would save, also if that is too little for a change.
     """
     row = F.struct("policy", "strategy", "problem", "cost", *COST_COLUMNS, *MEASURES, "lag_mean", "lag_peak")
     has_current_cost = F.col("current.cost").isNotNull()

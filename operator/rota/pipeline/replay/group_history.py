@@ -84,7 +84,7 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     documents = list(filter(_generation, by_time))
     ordered = list(filterfalse(_generation, by_time))
     at = datetime.min.replace(tzinfo=UTC)
-    for _, fact in sorted(_number_lives(documents), key=lambda entry: (entry[0], *_generation_order(entry[1]))):
+    for _, fact in sorted(_number_lives(documents), key=_life_order):
         at = max(at, fact.at)
         ordered.append(fact if fact.at == at else structs.replace(fact, at=at))
     return sorted(ordered, key=lambda fact: fact.at)
@@ -92,6 +92,11 @@ def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
 
 def _generation_order(fact: Fact) -> tuple[int, bool]:
     return _generation(fact), isinstance(fact, OwnersRecord)
+
+
+def _life_order(numbered: tuple[int, Fact]) -> tuple[int, int, bool]:
+    life, fact = numbered
+    return life, *_generation_order(fact)
 
 
 def _number_lives(documents: Iterable[Fact]) -> Iterator[tuple[int, Fact]]:
@@ -105,6 +110,7 @@ def _number_lives(documents: Iterable[Fact]) -> Iterator[tuple[int, Fact]]:
 
 
 def _generation(fact: Fact) -> int:
+    """Return the generation of a record's document; 0 if the record is not about a document, as `offsets`."""
     return getattr(fact, "generation", 0)
 
 
@@ -150,13 +156,15 @@ def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) 
 
 def planner_spec(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpec:
     """Return the group's spec as the planner needs it; the broker's address is a placeholder."""
-    topics = sorted({queue.topic for queue in queues if not queue.topic.startswith(RETRY_TOPIC_PREFIX)})
+    all_topics = [queue.topic for queue in queues]
+    subscribed = sorted({topic for topic in all_topics if not topic.startswith(RETRY_TOPIC_PREFIX)})
+    topics = subscribed or all_topics[:1]  # a spec needs a topic, even if only retry queues are known
     return parse_group(
         {
             "metadata": {"name": group.partition("/")[2]},
             "spec": {
                 "broker": {"rocketmq": {"nameServers": ["replayed:9876"]}},
-                "subscriptions": [{"topic": topic} for topic in topics or [queue.topic for queue in queues][:1]],
+                "subscriptions": [{"topic": topic} for topic in topics],
                 "ordering": ordering,
             },
         }
@@ -171,7 +179,8 @@ def _first_assignment(fact: OwnersRecord) -> Assignment:
         releasing |= dict.fromkeys(from_ranges(revoked.queues), release)
     members: dict[str, Share] = {}
     for name, pod in fact.members.items():
-        if (queues := from_ranges(pod.queues)) or pod.standing != "Ended":
+        queues = from_ranges(pod.queues)
+        if queues or pod.standing != "Ended":  # an ended member has an entry only while it still owns queues
             members[name] = Share(pod.uid, tuple(sorted(queues)))
     return Assignment(
         group=fact.group,

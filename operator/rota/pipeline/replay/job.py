@@ -133,7 +133,7 @@ def _replay_row(row: Mapping[str, Any]) -> dict[str, Any]:
     replay = Replay(history, policy, metrics)
     replay.run()
     problem = metrics.problem
-    if policy and not problem:  # the recorded policy was usable
+    if policy and not problem:  # the recorded policies (None) were in force, so they are usable
         problem = metrics.find_neglected_queue()
     outcome = {"strategy": replay.policy.strategy, "problem": problem, "series": metrics.series}
     return metrics.to_row() | outcome

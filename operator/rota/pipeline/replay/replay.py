@@ -128,13 +128,13 @@ class Replay:
     def _schedule_next_plan(self, new_plan: Plan) -> None:
         """Schedule the next plan if time alone may change its result; pending events of members schedule their own."""
         is_gated = new_plan.hold is not None and new_plan.hold.reason not in GATES_WITHOUT_TIMER
-        waits = is_gated or self.document.releasing or new_plan.requeue_after < self.policy.triggers.resync
+        may_change = is_gated or self.document.releasing or new_plan.requeue_after < self.policy.triggers.resync
         self._plans_since_change += 1
-        if waits and not self._pending_events and self._plans_since_change < MAX_PLANS_PER_CHANGE:
+        if may_change and not self._pending_events and self._plans_since_change < MAX_PLANS_PER_CHANGE:
             self._schedule_plan(max(new_plan.requeue_after, MIN_REPLAN_SECONDS))
 
     def _on_step(self) -> None:
-        """Measure queue weights, and plan if the smoothed weights have changed."""
+        """Measure queue weights, and plan if the smoothed weights have changed; unchanged ones are the same object."""
         if self._measure_weights() is not self._planned_weights:
             self._run_plan()
 
@@ -152,7 +152,7 @@ class Replay:
         return self._smoothed_weights
 
     def _run_plan(self) -> None:
-        self._next_plan_at = inf
+        self._next_plan_at = inf  # a scheduled plan is dropped
         self._planned_weights = self._measure_weights()
         new_plan = plan(self.snapshot(), self.now)
         previous = self.document

@@ -52,9 +52,9 @@ class ReplayMetrics:
         self._holders: Mapping[Queue, Holder] = holders_of(history.document)
         self._status: Mapping[str, Any] = {}
         self._is_retry = np.array([queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in history.queues])
-        self._weighed_indexes = np.flatnonzero(self.consumption.exists)
+        self._weighed_indexes = np.flatnonzero(self.consumption.exists)  # of queues that exist, without retry queues
         self._measured_rates: Weights | None = None
-        self._measured_step = -1
+        self._measured_step = -1  # the step of `_measured_rates`; -1: not measured
 
     # Events.
 
@@ -82,6 +82,7 @@ class ReplayMetrics:
         self._status = plan.status
         self._sharing_count = sum(_is_sharing(holder, plan, document) for holder in self._member_numbers)
         if plan.document:
+            # A queue without a previous holder is assigned, not moved.
             self.moves += sum(self._holders.get(queue, holder) != holder for queue, holder in owned.items())
             self.forced += list(document.forced.values()).count(document.generation)
         if document is not self._document:
@@ -129,6 +130,7 @@ class ReplayMetrics:
         total = float(rates[self._owners >= 0].sum())
         if not total:
             return None
+        # Index 0 collects the queues without an owner (-1).
         loads = np.bincount(self._owners + 1, weights=rates, minlength=self._member_count + 1)[1:]
         return float(loads.max()) * self._sharing_count / total
 
@@ -146,7 +148,7 @@ class ReplayMetrics:
     # Results.
 
     def find_neglected_queue(self) -> str | None:
-        """Return a sentence about a queue that had no owner for nearly all of the time; None if no queue had that."""
+        """Return a sentence about a queue that had no owner for nearly all of the time; None without such a queue."""
         min_owned_seconds = MIN_OWNED_FRACTION * self._ownable_seconds
         is_neglected = (self._ownable_seconds >= STEP_SECONDS) & (self._owned_seconds < min_owned_seconds)
         if not is_neglected.any():

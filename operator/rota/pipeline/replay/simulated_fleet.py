@@ -35,7 +35,10 @@ class SimulatedFleet:
         self._member_numbers = count()
 
     def apply_presences(self, presences: Mapping[str, MemberPresence], document: Assignment) -> None:
-        """Start, change and end members so that exactly these exist; `document` is the one in force."""
+        """Start, change and end members so that exactly these exist, under the document that is in force.
+
+        The first members, at the start of the history, have obeyed it already.
+        """
         is_start = self._clock.now == self._clock.begins and not self.members
         for name, presence in presences.items():
             member = self.members.get(name)
@@ -83,6 +86,7 @@ class SimulatedFleet:
             self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document, is_repeat=True))
 
     def _end_member(self, member: SimulatedMember) -> None:
+        """End a member whose pod was deleted; without a drain before, its messages in flight come again."""
         is_sudden = member.state not in AWAY_STATES and not member.has_drained
         self._metrics.consumption.stop_consumer(member, suddenly=is_sudden)
         self.deleted_uids |= {member.uid}

@@ -92,12 +92,13 @@ class SimulatedMember:
 
     def to_pod(self, now: float) -> PodSnapshot:
         """Return the pod as input of the planner."""
-        ready = self.state in {"Ready", "CutOff"}
+        is_ready = self.state in {"Ready", "CutOff"}
+        has_reported = is_ready or self.generation > 0
         return PodSnapshot(
             name=self.name,
             uid=self.uid,
             started=self.state != "Joining" or self.generation > 0,
-            ready=ready,
+            ready=is_ready,
             stable_for=FOREVER_SECONDS if self.state == "Out" else now - self.state_since,
             age=now - self.created_at,
             terminating=self.state == "Leaving",
@@ -105,7 +106,7 @@ class SimulatedMember:
             ended=self.state == "Ended",
             room=self.room,
             client_id=self.name,
-            decoded_report=self._build_report() if ready or self.generation else None,
+            decoded_report=self._build_report() if has_reported else None,
             unreachable_for=FOREVER_SECONDS if self.state == "Lost" else 0.0,
             cut_off_brokers={REACHABLE_BROKER: FOREVER_SECONDS} if self.state == "CutOff" else {},
             poke=self.poke,

@@ -73,8 +73,9 @@ class TrafficModel:
         member_demand = np.bincount(owners, weights=demand, minlength=member_count + 1)
         capacity = np.full(member_count + 1, self._capacity * seconds)
         capacity[member_count] = 0.0
-        share = np.minimum(1.0, np.divide(capacity, member_demand, out=np.ones_like(capacity), where=member_demand > 0))
-        self.lag = demand * (1.0 - share[owners])
+        ratio = np.divide(capacity, member_demand, out=np.ones_like(capacity), where=member_demand > 0)
+        consumed_fraction = np.minimum(1.0, ratio)
+        self.lag = demand * (1.0 - consumed_fraction[owners])
         lag_at_end = float(self.lag.sum())
         self.peak_lag = max(self.peak_lag, lag_at_end)
         self.lag_seconds += seconds * (lag_at_start + lag_at_end) / 2

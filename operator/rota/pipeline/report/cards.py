@@ -16,7 +16,7 @@ from rota.spec import PolicySpec
 
 MAX_MANIFEST_CHARACTERS = 4000  # shown of a manifest: ByConfig's may be long
 
-_PLOTS = (  # title, column of SERIES, lowest value of the y axis, whether a line holds each value
+_PLOTS = (  # title, column of SERIES, lowest value of the y axis, whether a line is stepped
     ("Lag, messages", "lag", 0.0, False),
     ("Busiest member, times the mean load", "imbalance", 1.0, False),
     ("Moves of queues so far", "moves", 0.0, True),

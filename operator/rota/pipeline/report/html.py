@@ -88,8 +88,8 @@ def _sections(data: Findings) -> Iterator[str]:
     yield _section("policies", "If all groups used one policy", _policies_table(data))
     yield _section("groups", "Recommendation for each group", _groups_table(data))
     if plotted := data.plotted_groups:
-        many = f"The {len(plotted)} groups that benefit most"
-        title = "The group that benefits" if data.scope.changing == 1 else many
+        title_of_many = f"The {len(plotted)} groups that benefit most"
+        title = "The group that benefits" if data.scope.changing == 1 else title_of_many
         cards = [render_card(data, rank, row) for rank, row in enumerate(plotted, 1)]
         yield _section("gains", title, [_lines_key(), *cards])
         yield _section("apply", "Manifests to apply", _apply(data))
@@ -252,9 +252,10 @@ def _policies_table(data: Findings) -> Iterator[str]:
     number_columns = [(column.title, "number") for column in _POLICY_COLUMNS]
     body = [_policy_row(row, now, most) for row in rows]
     yield _table("Policies, the cheapest first", [("Policy", "name"), ("Cost", "cost"), *number_columns], body)
-    left_out = [escape_text(row["policy"]) for row in data.policy_sums if not row["usable"]][:MAX_POLICY_ROWS]
-    if left_out:
-        yield f"<p>Not shown, because no group can use them: {', '.join(left_out)}.</p>"
+    unusable = [row for row in data.policy_sums if not row["usable"]][:MAX_POLICY_ROWS]
+    if unusable:
+        names = ", ".join(escape_text(row["policy"]) for row in unusable)
+        yield f"<p>Not shown, because no group can use them: {names}.</p>"
 
 
 def _policy_title(policy: str) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
-from itertools import chain
 from math import floor, isfinite, log10
 from operator import itemgetter
 from typing import NamedTuple, TypeGuard
@@ -80,10 +79,13 @@ def _format_digits(value: float) -> str:
 
 def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float = 0.0, is_stepped: bool = False) -> str:
     """Draw lines over time. The y axis starts at `y_minimum` or lower; a stepped line holds each value."""
-    values = [value for _, value in chain.from_iterable(line.known_points for line in plot_lines)]
+    times: list[float] = []
+    values: list[float] = []
+    for line in plot_lines:
+        times += map(itemgetter(0), line.points)
+        values += map(itemgetter(1), line.known_points)
     if not values:
         return '<p class="none">No data.</p>'
-    times = [at for at, _ in chain.from_iterable(line.points for line in plot_lines)]
     since = min(times)
     until = max(*times, since + 1)
     marks = _axis_marks(min(y_minimum, *values), max(values))
@@ -96,7 +98,7 @@ def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float =
         return HEIGHT - BOTTOM_MARGIN - (value - low) / (high - low) * (HEIGHT - TOP_MARGIN - BOTTOM_MARGIN)
 
     parts = [*_draw_value_axis(marks, y), *_draw_time_axis(since, until, x)]
-    for line in reversed(plot_lines):
+    for line in reversed(plot_lines):  # the first line is drawn on top
         commands = "".join(_path_commands(line.points, x, y, is_stepped=is_stepped))
         parts.append(f'<path class="line {line.css_class}" d="{commands}"/>')
     summary = "; ".join(map(_line_description, plot_lines))
@@ -127,7 +129,8 @@ def _axis_marks(low: float, high: float) -> list[float]:
     """Return round numbers from below the lowest value to above the highest: 0, 50, 100, 150."""
     spread = max(high - low, abs(high) * 1e-6, 1e-9)
     size = 10 ** floor(log10(spread / 3))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= spread / 3)
+    factors = (1, 2, 2.5, 5, 10)  # the last is always enough: `size` is the next lower power of ten
+    step = next(size * factor for factor in factors if size * factor >= spread / 3)
     first = floor(low / step + 1e-9)
     marks = [first * step]
     while marks[-1] < high - step * 1e-6:
@@ -146,12 +149,12 @@ def _draw_time_axis(since: float, until: float, x: Callable[[float], float]) -> 
     spread = until - since
     whole_days = max(1, round(spread / MAX_TICKS / _DAY_SECONDS)) * _DAY_SECONDS
     step = next((gap for gap in _TICK_SECONDS if spread / gap <= MAX_TICKS), whole_days)
-    many = spread > _DAY_SECONDS
-    at = -(-since // step) * step
+    has_days = spread > _DAY_SECONDS
+    at = -(-since // step) * step  # rounded up to a multiple of the step
     while at <= until:
         place = f"{x(at):.1f}"
         when = datetime.fromtimestamp(at, UTC)
-        form = "%d %b" if many and at % _DAY_SECONDS == 0 else "%H:%M"
+        form = "%d %b" if has_days and at % _DAY_SECONDS == 0 else "%H:%M"
         anchor = "start" if x(at) < LEFT_MARGIN + 12 else "end" if x(at) > WIDTH - RIGHT_MARGIN - 12 else "middle"
         yield f'<path class="grid" d="M{place} {HEIGHT - BOTTOM_MARGIN}v4"/>'
         yield f'<text x="{place}" y="{HEIGHT - 7}" text-anchor="{anchor}">{when:{form}}</text>'
@@ -182,13 +185,15 @@ def _path_commands(
 def draw_bar(title: str, segments: Sequence[BarSegment], full_width_value: float) -> str:
     """Draw a stacked bar, scaled so that `full_width_value` fills the width, without text."""
     rectangles = ""
+    values: list[str] = []
     end = 0.0
     for segment in segments:
+        if segment.value:
+            values.append(f"{escape_text(segment.name)} {format_number(segment.value)}")
         start = end
         end += max(segment.value, 0.0) / (full_width_value or 1.0) * 100
         if end - start >= 0.01:  # noqa: PLR2004 - less is invisible
             rectangles += f'<rect class="{segment.css_class}" x="{start:.2f}" width="{end - start:.2f}" height="10"/>'
-    values = [f"{escape_text(segment.name)} {format_number(segment.value)}" for segment in segments if segment.value]
     label = f"{escape_text(title)}: {', '.join(values) or 'nothing'}"
     return (
         f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{label}">'

@@ -32,7 +32,7 @@ class HistoryScope:
     longest: float = 0.0  # hours of the longest history
     changes: int = 0
     changing: int = 0  # groups for which another policy is recommended
-    unjudged: int = 0  # groups without a present cost
+    unjudged: int = 0  # groups whose present policy has no known cost
     since: int | None = None  # seconds since 1970, because Spark returns timestamps in this machine's time zone
     until: int | None = None
 
@@ -55,7 +55,12 @@ class Findings:
     @property
     def plotted_groups(self) -> list[Row]:
         """The groups that have plots."""
-        return [row for row in self.groups if row["change"]][: self.max_plots]
+        return plotted_rows(self.groups, self.max_plots)
+
+
+def plotted_rows(groups: list[Row], max_plots: int) -> list[Row]:
+    """Return the first groups for which another policy is recommended; only these have plots."""
+    return [row for row in groups if row["change"]][:max_plots]
 
 
 def collect_findings(
@@ -72,11 +77,11 @@ def collect_findings(
     """Collect the data of the report from Spark."""
     max_plots = min(max_plots, MAX_PLOTS)
     groups = most_gaining(chosen).collect()
-    top = [(row["group"], row["use"]) for row in groups if row["change"]][:max_plots]
+    recommended_policies = {row["group"]: row["use"] for row in plotted_rows(groups, max_plots)}
     measures: list[Row] = []
     points: list[Row] = []
-    if top:
-        is_plotted = F.col("group").isin(*(group for group, _ in top)) & _matches_now_or_recommended(top)
+    if recommended_policies:
+        is_plotted = F.col("group").isin(*recommended_policies) & _matches_now_or_recommended(recommended_policies)
         measures = costs_with_measures(costs, results).filter(is_plotted).collect()
         thinned = thin_series(series.filter(is_plotted)).withColumn("at", F.unix_timestamp("at"))
         points = thinned.orderBy("group", "policy", "at").collect()
@@ -204,9 +209,9 @@ def sums_of(data: Findings, policy: str = RECORDED_POLICY) -> Row | None:
     return next((row for row in data.policy_sums if row["policy"] == policy), None)
 
 
-def _matches_now_or_recommended(top: list[tuple[str, str]]) -> Column:
-    """Match rows of the present policy and of each top group's recommended policy."""
-    policy_of_group = F.create_map(*map(F.lit, chain.from_iterable(top)))
+def _matches_now_or_recommended(recommended_policies: Mapping[str, str]) -> Column:
+    """Match rows of the present policy, and of the policy that is recommended for the row's group."""
+    policy_of_group = F.create_map(*map(F.lit, chain.from_iterable(recommended_policies.items())))
     return (F.col("policy") == RECORDED_POLICY) | (F.col("policy") == F.try_element_at(policy_of_group, F.col("group")))
 
 

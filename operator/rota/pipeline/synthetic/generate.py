@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ def generate_journal(
     """Write the journal, and return its numbers of groups and records; raise ValueError if the folder is not empty."""
     if to.exists() and any(to.iterdir()):
         raise ValueError(f"{to} is not empty; give an empty folder or a new name")
-    tasks = -(-groups // GROUPS_PER_TASK)
+    tasks = ceil(groups / GROUPS_PER_TASK)
     write = partial(_write_groups, seed=seed, hours=hours, to=to.absolute(), largest=largest)
     counts = spark.range(0, groups, numPartitions=tasks).mapInArrow(write, _COUNTS)
     return counts.agg(F.sum("groups").alias("groups"), F.sum("records").alias("records"))
@@ -46,6 +47,7 @@ def _write_groups(
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)
         JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_collect_line, hourly)).run()
         for hour, lines in hourly.items():
+            # Each task has files of its own, named by its first group.
             path = (to / hour_file(hour, f"generated-{numbers[0]:06d}")).with_suffix(".part")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab" if path in parts else "wb") as file:

@@ -35,7 +35,8 @@ class JournalingReplay(Replay):
         self._write_record = write_record
         self._last_plan: Plan | None = None
         self._pending_grants: dict[Queue, tuple[Holder, int]] = {}  # grants not obeyed yet: owner, generation
-        self._rebalance_begin = (0, 0)  # of the current rebalance: first generation, number of forced queues
+        # Of the rebalance in progress: first generation, 0 without a rebalance; number of forced queues.
+        self._rebalance_begin = (0, 0)
         self._ids_by_broker: dict[tuple[str, str], list[int]] = {}  # by topic and broker, in the order of the queues
         for queue in history.queues:
             self._ids_by_broker.setdefault((queue.topic, queue.broker), []).append(queue.id)
@@ -80,7 +81,7 @@ class JournalingReplay(Replay):
         if last is None:
             return
         generation, forced = self._rebalance_begin
-        if last["at"] == at and new_plan.document:
+        if last["at"] == at and new_plan.document:  # this plan has started the rebalance
             generation = new_plan.document.generation
             forced = 0
         if new_plan.document:
