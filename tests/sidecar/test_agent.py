@@ -176,7 +176,7 @@ async def test_settings_with_other_subscriptions_rejoin_without_lost_or_repeated
                 await member.send(str(sent))
                 sent += 1
                 await asyncio.sleep(0)
-            assert set((await joined(member)).topics) == {*topics, RETRIES.topic}
+            assert set((await joined(member)).subscriptions_by_topic) == {*topics, RETRIES.topic}
             await member.wait_until(lambda report: report.state == "serving" and report.generation == member.generation)
         await member.memory.send("bills", b"bill")
         await member.wait_until_done(*texts(0, sent), "bill")

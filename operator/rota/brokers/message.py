@@ -12,7 +12,8 @@ MESSAGE_OVERHEAD_BYTES = 1536  # memory of a message without its body: measured 
 ORDINARY_PROPERTIES = 8  # number of properties that the overhead includes
 ORDINARY_TEXT_BYTES = 512  # bytes of property names and values that the overhead includes
 PROPERTY_BYTES = 176  # memory of each further property without its text; up to 161 bytes were measured
-MAX_PROPERTIES_BYTES = 6 * MEBIBYTE  # memory of the properties of a batch and of one of its messages: 64 KiB each
+# Memory of the properties of a batch and of one of its messages, if each are 64 KiB of the shortest properties.
+MAX_PROPERTIES_BYTES = 6 * MEBIBYTE
 MAX_CHARACTER_BYTES = 4  # one character outside the BMP widens every character of its text to 4 bytes
 MAX_ESCAPE_BYTES = 6  # bytes of one escaped character in JSON or in a header, such as \u0003
 ENCODINGS_PER_PROPERTY = 2  # tag, keys and topic are encoded as properties, and again in fields of their own

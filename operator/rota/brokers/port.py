@@ -189,13 +189,13 @@ class Membership:
     on_offsets_reset: Callable[[Mapping[Queue, int]], None] = field(default=lambda _: None)  # by an administrator
 
     @property
-    def topics(self) -> dict[str, Subscription]:
+    def subscriptions_by_topic(self) -> dict[str, Subscription]:
         """Subscriptions by topic; unless broadcasting, with the implicit one to the group's retry topic."""
-        topics = {subscription.topic: subscription for subscription in self.subscriptions}
+        by_topic = {subscription.topic: subscription for subscription in self.subscriptions}
         if not self.broadcasting:
             retry_topic = RETRY_TOPIC_PREFIX + self.group
-            topics[retry_topic] = Subscription(topic=retry_topic)
-        return topics
+            by_topic[retry_topic] = Subscription(topic=retry_topic)
+        return by_topic
 
 
 class Consumer(Protocol):

@@ -279,10 +279,10 @@ def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **
     from rota.kube.client.login.kubeconfig import LoginOptions
 
     logs.configure(log_level, log_format)
-    named = options.parse_namespaces(namespaces)
+    watched_namespaces = options.parse_namespaces(namespaces)
     login = LoginOptions(kubeconfig=values.pop("kubeconfig"), context=values.pop("context"))
-    given = {key: value for key, value in values.items() if value is not None}
-    sys.exit(operator.run_process(options.Options(namespaces=named, login=login, **given)))
+    chosen = {key: value for key, value in values.items() if value is not None}  # `Options` has the other defaults
+    sys.exit(operator.run_process(options.Options(namespaces=watched_namespaces, login=login, **chosen)))
 
 
 @main.command()

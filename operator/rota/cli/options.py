@@ -113,7 +113,11 @@ def take_login(options: dict[str, Any]) -> "LoginOptions":
     """Remove the options of the user's account from `options`, and return them as LoginOptions."""
     from rota.kube.client.login.kubeconfig import LoginOptions
 
-    return LoginOptions(prefers_kubeconfig=True, **{name: options.pop(name) for name in LOGIN_NAMES if name in options})
+    account: dict[str, Any] = {}
+    for name in LOGIN_NAMES:
+        if name in options:
+            account[name] = options.pop(name)
+    return LoginOptions(prefers_kubeconfig=True, **account)
 
 
 def take_target(options: dict[str, Any]) -> "tuple[Target, Scope]":
@@ -122,8 +126,8 @@ def take_target(options: dict[str, Any]) -> "tuple[Target, Scope]":
     from rota.cli.client.watch import Target
 
     login = take_login(options)
-    names = ("operator", "operator_namespace", "lease")
-    return Target(**{name: options.pop(name) for name in names}, login=login), Scope(options.pop("namespace"), login)
+    target = Target(options.pop("operator"), options.pop("operator_namespace"), options.pop("lease"), login)
+    return target, Scope(options.pop("namespace"), login)
 
 
 def _add_options(command: Command, *options: Callable[[Command], Command]) -> Command:

@@ -37,7 +37,7 @@ class Seconds(float):
 
     @classmethod
     def parse(cls, text: object) -> "Seconds":
-        """Parse a duration; raise ValueError with a sentence if the text is none."""
+        """Parse a duration above zero; raise ValueError with a sentence if the text is none."""
         match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(ms|s|m|h)", text) if isinstance(text, str) else None
         if not match or not float(match[1]):
             raise ValueError(f"Expected a duration such as 500ms, 30s or 1m, got {text!r}")
@@ -312,13 +312,15 @@ def parse_group(body: Mapping[str, Any]) -> GroupSpec:
 def parse_policy(body: Mapping[str, Any]) -> PolicySpec:
     """Parse a RebalancePolicy's `spec`; raise InvalidSpecError if it is invalid."""
     spec = _parse(body, PolicySpec)
-    own = spec.strategy[0].lower() + spec.strategy[1:]
-    blocks = msgspec.structs.fields(StrategyOptions)
-    present = {block.encode_name for block in blocks if getattr(spec.options, block.name) is not None}
-    for block in sorted(present - {own}):
+    own_block = spec.strategy[0].lower() + spec.strategy[1:]
+    present: set[str] = set()
+    for field in msgspec.structs.fields(StrategyOptions):
+        if getattr(spec.options, field.name) is not None:
+            present.add(field.encode_name)
+    for block in sorted(present - {own_block}):
         raise InvalidSpecError(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
-    if own in _REQUIRED_OPTIONS and own not in present:
-        raise InvalidSpecError(f"spec.options.{own} is missing: strategy {spec.strategy} requires it")
+    if own_block in _REQUIRED_OPTIONS and own_block not in present:
+        raise InvalidSpecError(f"spec.options.{own_block} is missing: strategy {spec.strategy} requires it")
     for mistake in policy_mistakes(spec):
         raise InvalidSpecError(mistake)
     return spec
@@ -328,8 +330,11 @@ def policy_body(policy: PolicySpec) -> dict[str, Any]:
     """Write a policy as a RebalancePolicy's `spec`, without defaults; `parse_policy` reads it back."""
     fields: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
     defaults: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
-    chosen = {name: _without_none(value) for name, value in fields.items() if value != defaults[name]}
-    return {"strategy": policy.strategy, **chosen}
+    body: dict[str, Any] = {"strategy": policy.strategy}
+    for name, value in fields.items():
+        if value != defaults[name]:
+            body[name] = _without_none(value)
+    return body
 
 
 def _without_none(value: Any) -> Any:

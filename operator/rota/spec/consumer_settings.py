@@ -24,7 +24,11 @@ class ConsumerSettings(NamedTuple):
     @property
     def filters(self) -> dict[str, frozenset[str]]:
         """Return each topic's filter; equal filters accept the same messages. Retry topics are not compared."""
-        return {sub.topic: _filter(sub) for sub in self.subscriptions if not sub.topic.startswith(RETRY_TOPIC_PREFIX)}
+        filters: dict[str, frozenset[str]] = {}
+        for subscription in self.subscriptions:
+            if not subscription.topic.startswith(RETRY_TOPIC_PREFIX):
+                filters[subscription.topic] = _filter(subscription)
+        return filters
 
 
 def settings_of(group: GroupSpec | GroupSettings) -> ConsumerSettings:
@@ -36,7 +40,8 @@ def tags_of(subscription: Subscription) -> list[str]:
     """Return the tags that a subscription accepts; an empty list means all tags."""
     if subscription.expression.strip() == "*":
         return []
-    return sorted({tag.strip() for tag in subscription.expression.split("||") if tag.strip()})
+    tags = {*map(str.strip, subscription.expression.split("||"))}
+    return sorted(tags - {""})
 
 
 def _filter(subscription: Subscription) -> frozenset[str]:

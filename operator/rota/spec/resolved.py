@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from rota.model import single_line
 from rota.spec import Broker, Delivery, GroupSpec, Seconds, StartFrom, Subscription
 
-START_BEFORE_CREATION = timedelta(minutes=30)  # before its creation: the start of a group that names no time
+START_BEFORE_CREATION = timedelta(minutes=30)  # so long before its creation a Timestamp group without a time starts
 SETTINGS_SCHEMA = 1
 DEFAULT_DRAIN_SECONDS = 30.0
 MAX_DURATION_SECONDS = 3.6e9  # of a duration: 999,999 hours
@@ -120,14 +120,18 @@ def decode_drain_timeout(text: str) -> float:
 def _drop_unknown_fields(value: Any, kind: Any) -> Any:
     """Remove fields that this version does not know, as the blocks of a spec reject them."""
     kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # the type inside Annotated
-    kinds = [kind, *get_args(kind)]
+    kinds = [kind, *get_args(kind)]  # of a list, its items' type comes last; of an optional field, all its types
     if isinstance(value, list):
         return [_drop_unknown_fields(item, kinds[-1]) for item in value]
     struct = next((item for item in kinds if isinstance(item, type) and issubclass(item, Struct)), None)
     if struct is None or not isinstance(value, dict):
         return value
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
-    return {name: _drop_unknown_fields(item, fields[name]) for name, item in value.items() if name in fields}
+    types = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    fields: dict[str, Any] = {}
+    for name, item in value.items():
+        if name in types:
+            fields[name] = _drop_unknown_fields(item, types[name])
+    return fields
 
 
 def _decode_seconds(kind: type[Any], value: object) -> object:

@@ -74,7 +74,7 @@ def _workload_mistakes(spec: "GroupSpec") -> Iterator[str]:
 
 
 def _duration_mistakes(spec: "PolicySpec") -> Iterator[str]:
-    """Yield the mistakes of durations that would pass before the next report or sample is read, and so mean none."""
+    """Yield a mistake for each duration that would have no effect: it ends before the next report or sample is read."""
     handover = spec.handover
     triggers = spec.triggers
     durations = [
@@ -83,8 +83,9 @@ def _duration_mistakes(spec: "PolicySpec") -> Iterator[str]:
         ("triggers.debounce", triggers.debounce, 0.01),
         ("triggers.resync", triggers.resync, 1.0),
         ("triggers.unreadyGrace", triggers.unready_grace, 0.1),
-        *([("budget.per", spec.budget.per, 1.0)] if spec.budget else []),
     ]
+    if spec.budget:
+        durations.append(("budget.per", spec.budget.per, 1.0))
     for path, seconds, least in durations:
         if seconds < least:
             yield f"spec.{path} must be at least {f'{least:g}s' if least >= 1 else f'{least * 1000:g}ms'}"

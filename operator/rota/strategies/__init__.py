@@ -151,8 +151,9 @@ def explain_all(
     *,
     present: Mapping[Queue, str] | None = None,
 ) -> list[str]:
-    """Return that sentence for each of these queues; the strategy runs again, so the reasons match its result.
+    """Return for each of these queues the sentence that `explain` returns.
 
+    The strategy runs again, since the reasons are those of its own result; if `owners` differ, the sentence says so.
     `present` has the owners that the roster was made from, including owners that are no longer members.
     """
     indexes = index_by_item(roster.queues)

@@ -58,8 +58,8 @@ def circle(queues: int, members: int) -> Indices:
 def by_topic(roster: Roster, divide: Callable[[int, int], Indices]) -> Owners:
     """Assign each topic separately, as the reference does, by `divide(queues, members)`, such as `blocks`."""
     divide_once = cache(divide)  # the result is the same for all topics of one size
-    members = [divide_once(stop - start, len(roster.members)) for start, stop in roster.topics]
-    return np.concatenate(members).astype(np.int32)
+    owners_by_topic = [divide_once(stop - start, len(roster.members)) for start, stop in roster.topics]
+    return np.concatenate(owners_by_topic).astype(np.int32)
 
 
 def indices_of_runs(runs: Iterable[Run]) -> Indices:

@@ -5,6 +5,7 @@ They correspond to the reference's AVG and AVG_BY_CIRCLE.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iter
     """Yield the owner's block of the queue's topic."""
     topics = roster.topics
     for queue in queues:
-        start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
+        start, stop = _topic_of(queue, topics)
         block = start + np.flatnonzero(owners[start:stop] == owners[queue])
         first, last = roster.queues[block[0]], roster.queues[block[-1]]
         ends = f"{first.broker}/{first.id}" + (f" to {last.broker}/{last.id}" if last != first else "")
@@ -37,9 +38,14 @@ def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int
     """Yield the queue's position in the topic."""
     topics = roster.topics
     for queue in queues:
-        start, stop = topics[bisect_right(topics, queue, key=lambda topic: topic[1])]
+        start, stop = _topic_of(queue, topics)
         place = f"queue {queue - start + 1} of {stop - start} of {roster.queues[queue].topic}"
         yield f"{_describe_member(roster, owners, queue)}, and {place} goes to it when queues are dealt in turn"
+
+
+def _topic_of(queue: int, topics: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Return the start and stop of the queue's topic: the first topic that stops behind the queue."""
+    return topics[bisect_right(topics, queue, key=itemgetter(1))]
 
 
 def _describe_member(roster: Roster, owners: Owners, queue: int) -> str:

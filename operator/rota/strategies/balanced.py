@@ -57,7 +57,11 @@ def balanced(
 
 
 def replace_implausible(measured: Sequence[float | None], min_share: float = 0.0) -> list[float]:
-    """Replace implausible values: not a number, negative, or far from the median. If all are unknown, all are equal."""
+    """Replace each implausible value.
+
+    A value that is unknown, negative or not a number becomes the median of the positive ones, or 1 if there are none.
+    Any other is limited to at most MAX_WEIGHT_RATIO, and at least `min_share`, of that median.
+    """
     plausible = [*map(_plausible_weight, measured)]
     ordinary = median([*filter(None, plausible)] or [1.0])
     least = ordinary * min_share
@@ -125,9 +129,9 @@ def _scaled_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int
     A retry queue has a negligible weight: it must not make the spread of the other queues uneven.
     """
     weights = _trusted_weights(roster, measured)
-    unit = sum(weights) / len(weights) / UNITS_PER_MEAN_WEIGHT or 1.0
+    unit = sum(weights) / len(weights) / UNITS_PER_MEAN_WEIGHT or 1.0  # any unit if all weights are 0
     floor = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE)
-    negligible = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)
+    negligible = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)  # a small share of the floor
     scaled = [round(weight / unit) + floor for weight in weights]
     for index, queue in enumerate(roster.queues):
         if is_retry_topic(queue.topic):

@@ -11,7 +11,7 @@ from rota.strategies.arrays import Indices, Owners, blocks, indices_of_runs, no_
 
 
 def by_machine_room(roster: Roster, *, rooms: Collection[str] = ()) -> Owners:
-    """Give each member a block of the queues in these rooms; what is left over goes from the tail, one each.
+    """Give each member an equal block of a topic's queues in these rooms, and the rest one each to the first members.
 
     As in the reference, the members' own rooms do not count, and queues outside the rooms have no owner.
     """
@@ -58,5 +58,6 @@ def room_of(broker: str) -> str | None:
 
 
 def _blocks_with_tail(queues: int, members: int) -> Indices:
+    """Return each queue's member: blocks of equal size, then the last queues one each to the first members."""
     even = queues - queues % members
     return np.concatenate([blocks(even, members), np.arange(queues - even)])

@@ -41,7 +41,7 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     positions = positions[order]
     is_last = np.append(positions[1:] != positions[:-1], True)  # of virtual nodes at one position, the last one counts
     positions = positions[is_last]
-    members = (order[is_last] // virtualNodes).astype(np.int32)
+    members = (order[is_last] // virtualNodes).astype(np.int32)  # `product` keeps a member's nodes together
     next_nodes = np.searchsorted(positions, _ring_positions(_queue_keys(roster), hash))
     owners: Owners = members[next_nodes % len(positions)]  # behind the last virtual node the first one follows
     return owners

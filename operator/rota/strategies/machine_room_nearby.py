@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 
@@ -22,7 +21,7 @@ def machine_room_nearby(
 ) -> Owners:
     """Let `inner` assign each room's queues to the room's members; a room without members is shared by all.
 
-    Each such room is assigned separately, so the members with the lowest names get one queue more of each.
+    Each room without members is assigned separately, so the members with the lowest names get one queue more of each.
     """
     by_room = _runs_by_room(roster, input_checks.check_texts("Option queueRooms", queueRooms))
     members_by_room = _members_by_room(roster, input_checks.check_texts("Option memberRooms", memberRooms))
@@ -54,9 +53,8 @@ def why_machine_room_nearby(
         members = members_by_room.get(room, all_members)
         room_queues = indices_of_runs(runs)
         indices = np.flatnonzero(np.isin(room_queues, queues))
-        inner_reasons = inner(
-            _restrict(roster, runs, members), _index_map(roster, members)[owners[room_queues]], indices.tolist()
-        )
+        part_owners = _index_map(roster, members)[owners[room_queues]]
+        inner_reasons = inner(_restrict(roster, runs, members), part_owners, indices.tolist())
         own_members = f"has {len(members)} of {len(all_members)} members; among them"
         sharing = own_members if room in members_by_room else "has no member; among all"
         for queue, reason in zip(room_queues[indices].tolist(), inner_reasons, strict=True):
@@ -95,13 +93,15 @@ def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list
 def _restrict(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster:
     """Restrict a roster to some runs and members; sorted input stays sorted, so nothing is sorted again."""
     adjacent_runs: list[Run] = []
+    queues: list[Queue] = []
     start = 0
     for run in runs:
+        queues += roster.queues[run.start : run.stop]
         stop = start + run.stop - run.start
         adjacent_runs.append(run._replace(start=start, stop=stop))
         start = stop
     return Roster(
-        tuple(chain.from_iterable(roster.queues[run.start : run.stop] for run in runs)),
+        tuple(queues),
         tuple(roster.members[index] for index in members),
         array("i", _index_map(roster, members)[current_owners(roster)[indices_of_runs(runs)]].tobytes()),
         tuple(adjacent_runs),

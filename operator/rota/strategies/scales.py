@@ -91,8 +91,12 @@ class Scales:
 
     def candidates(self, skipped_member: int = NO_OWNER) -> list[int]:
         """Return the emptiest member of each room, other than `skipped_member`."""
-        emptiest = [self._emptiest(heap, skipped_member) for heap in self._fullness_heaps.values()]
-        return [member for member in emptiest if member != NO_OWNER]
+        candidates: list[int] = []
+        for heap in self._fullness_heaps.values():
+            member = self._emptiest(heap, skipped_member)
+            if member != NO_OWNER:
+                candidates.append(member)
+        return candidates
 
     def cost_change(self, queue: int, taker: int) -> float:
         """Return by how much the cost changes if the taker gets the queue from its owner."""
@@ -137,6 +141,7 @@ class Scales:
             else:
                 self._assign(queue, owner)
         unowned.sort(key=lambda queue: (-self.weights[queue], queue))
+        # Before any queue goes elsewhere, all go to their rooms, as far as members there have capacity left.
         remaining = [queue for queue in unowned if not self._assign_in_room(queue)]
         for queue in remaining:
             candidates = self.candidates()
@@ -146,7 +151,10 @@ class Scales:
             self._assign(queue, cheapest)
 
     def _assign_in_room(self, queue: int) -> bool:
-        """Give a queue to a member of its own room that has capacity left or no queue; return whether one was found."""
+        """Give a queue to the emptiest member of its room if the queue fits there; return whether it does.
+
+        It fits if the member owns nothing, or is then at most ROOM_COST_SHARE fuller than the mean.
+        """
         home = self.queue_rooms[queue]
         member = NO_OWNER if home is None else self._emptiest(self._fullness_heaps.get(home, []))
         if member == NO_OWNER:
@@ -160,9 +168,10 @@ class Scales:
 
     def _fill_idle_members(self, moves: int) -> int:
         """Give each idle member a queue of a member that has two; return how many moves remain."""
+        idle_members = [member for member, count in enumerate(self.queue_counts) if count == 0]
         givers = [(-self.fullness(member), member) for member, count in enumerate(self.queue_counts) if count > 1]
         heapq.heapify(givers)
-        for idle in [member for member, count in enumerate(self.queue_counts) if count == 0]:
+        for idle in idle_members:
             if not moves or not givers:
                 break
             _, giver = heapq.heappop(givers)
@@ -212,7 +221,7 @@ class Scales:
             _, any_queue = held[0]  # all are of one room
             mismatch_change = self.room_mismatch(taker, any_queue) - self.room_mismatch(giver, any_queue)
             optimal_weight = (gap - self._room_penalty * mismatch_change / 2) / slope
-            place = bisect_left(held, (optimal_weight, -1))
+            place = bisect_left(held, (optimal_weight, -1))  # -1: before all queues of exactly this weight
             for _, queue in held[max(place - 1, 0) : place + 1]:
                 yield queue
 

@@ -101,7 +101,7 @@ class MemoryCluster:
         await self.check_reachable(broker)
         for member in self._online(group, broker):
             if member.client_id == client_id:
-                subscriptions = sorted(member.topics.values(), key=lambda subscription: subscription.topic)
+                subscriptions = sorted(member.subscriptions_by_topic.values(), key=lambda sub: sub.topic)
                 model: Model = "Broadcasting" if member.broadcasting else "Clustering"
                 return ConsumerSettings(tuple(subscriptions), model, member.get_start_from().position)
         raise RejectedError(f"{client_id} is not online in {group}")
@@ -115,15 +115,16 @@ class MemoryCluster:
         await self.check_reachable(broker)
         committed = self.groups.committed_offsets[group]
         pulled = self.groups.pulled_offsets[group]
-        requested = {*topics} or {queue.topic for queue in committed}
+        requested = {*topics} or {queue.topic for queue in committed}  # by default all with a committed offset
         if online := self._online(group, broker):
-            requested.intersection_update(chain.from_iterable(member.topics for member in online))
+            requested.intersection_update(chain.from_iterable(member.subscriptions_by_topic for member in online))
         offsets: dict[Queue, BrokerOffsets] = {}
         for topic in requested:
             for queue, log in self.store.logs_at(topic, broker).items():
                 offset = committed.get(queue, 0)
-                consumed_until = _stored_at(log[max(offset - 1, 0) : offset])
-                offsets[queue] = BrokerOffsets(len(log), offset, max(offset, pulled.get(queue, 0)), consumed_until)
+                last_consumed = log[max(offset - 1, 0) : offset]  # one message; none at offset 0
+                pulled_offset = max(offset, pulled.get(queue, 0))
+                offsets[queue] = BrokerOffsets(len(log), offset, pulled_offset, _stored_at(last_consumed))
         return offsets
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
@@ -159,13 +160,13 @@ class MemoryCluster:
         queue = queue or choice(await self.queues(topic))  # noqa: S311 - not a secret
         if queue.topic != topic:
             raise ValueError(f"{queue} is not a queue of topic {topic}")
-        await self.messages_of(queue)
+        await self.messages_of(queue)  # raises NotFoundError for a missing queue
         write_properties(properties or {})  # raises ValueError for properties that cannot be sent
         if not body:
             raise RejectedError(f"A message to {queue} has no body")
-        unique = {"UNIQ_KEY": f"{next(self.store.positions):032X}", **(properties or {})}
-        size = properties_bytes_of(len(unique), sum(map(text_bytes, chain(unique, unique.values()))))
-        self.store.append(Message(queue, 0, body, unique, born_ms=int(self.clock() * 1000), properties_bytes=size))
+        stored = {"UNIQ_KEY": f"{next(self.store.positions):032X}", **(properties or {})}
+        size = properties_bytes_of(len(stored), sum(map(text_bytes, chain(stored, stored.values()))))
+        self.store.append(Message(queue, 0, body, stored, born_ms=int(self.clock() * 1000), properties_bytes=size))
 
     def reconnect(self) -> None:
         """Do nothing: the in-memory cluster has no connections."""
@@ -198,13 +199,15 @@ class MemoryCluster:
 
     def create_retry_queues(self, member: Membership) -> None:
         """Create a member's group and its retry topic on all brokers of the member's topics."""
-        for broker in self.store.brokers_of(member.topics):
+        for broker in self.store.brokers_of(member.subscriptions_by_topic):
             queue_count = self.groups.require_settings(member.group, broker).retry_queues
             self.store.create_queues(RETRY_TOPIC_PREFIX + member.group, broker, queue_count)
 
     def _online(self, group: str, broker: str) -> list[Membership]:
-        return [member for member in self.groups.members[group] if broker in self.store.brokers_of(member.topics)]
+        brokers_of = self.store.brokers_of
+        return [member for member in self.groups.members[group] if broker in brokers_of(member.subscriptions_by_topic)]
 
 
 def _stored_at(messages: Sequence[Message]) -> float:
+    """Return when the first of these messages was stored; without a message 0."""
     return messages[0].stored_ms / 1000 if messages else 0.0

@@ -29,8 +29,8 @@ class MemoryConsumer:
         self._groups = cluster.groups
         self._member = member
         self._group = member.group
-        self._subscriptions = member.topics
-        self._tags = {topic: frozenset(tags_of(subscription)) for topic, subscription in member.topics.items()}
+        self._subscriptions = member.subscriptions_by_topic
+        self._tags = {topic: frozenset(tags_of(subscription)) for topic, subscription in self._subscriptions.items()}
         self._joined = False
         self._left = False
 
@@ -103,7 +103,7 @@ class MemoryConsumer:
         pulled = await self._fetch(queue, offset, max_messages)
         if commit_offset is not None:
             await self.commit(queue, commit_offset)
-        if pulled.next_offset == offset:  # the pull passed over no message either: the queue ends here
+        if pulled.next_offset == offset:  # not even a message with another tag was passed over: the queue ends here
             while not (pulled.messages or pulled.correction) and now() < until:
                 await self._store.wait_for_messages(queue, self, until - now())
                 pulled = await self._fetch(queue, offset, max_messages)
@@ -130,7 +130,7 @@ class MemoryConsumer:
         return replace(message, body=body, body_error=body_error)
 
     async def _fetch(self, queue: Queue, offset: int, max_messages: int) -> PullResult:
-        """Read messages like a real broker, which compares only the hashes of tags."""
+        """Read messages like a real broker, which compares only hashes of tags; the first pull ends a reset."""
         group = self._group
         groups = self._groups
         log = await self._messages_of(queue)
@@ -148,10 +148,11 @@ class MemoryConsumer:
         messages: list[Message] = []
         at = offset
         size = 0
-        while at < len(log) and len(messages) < min(max(max_messages, 1), MAX_PULL_MESSAGES):
+        max_count = min(max(max_messages, 1), MAX_PULL_MESSAGES)
+        while at < len(log) and len(messages) < max_count:
             if not hashes or java_hash(log[at].tag) in hashes:
                 size += len(log[at].body)
-                if messages and size > MAX_PULL_BYTES:
+                if messages and size > MAX_PULL_BYTES:  # a single message may be larger
                     break
                 messages.append(log[at])
             at += 1
@@ -171,12 +172,14 @@ class MemoryConsumer:
         prefix = DEAD_LETTER_PREFIX if dead else RETRY_TOPIC_PREFIX
         queue_count = 1 if dead else self._groups.require_settings(self._group, broker).retry_queues
         queue = choice(self._store.create_queues(prefix + self._group, broker, queue_count))  # noqa: S311 - not a secret
+        # By default the delay grows with each attempt; level 3, the first, is 10 s at a real broker.
+        level = 0 if dead else delay_level or 3 + stored.reconsume_times
         retry = {
             "ORIGIN_MESSAGE_ID": f"{stored.commit_log_offset:032X}",
             "RETRY_TOPIC": stored.queue.topic,
             **stored.properties,
         }
-        retry |= {"WAIT": "false", "DELAY": str(0 if dead else delay_level or 3 + stored.reconsume_times)}
+        retry |= {"WAIT": "false", "DELAY": str(level)}
         self._store.append(replace(stored, queue=queue, properties=retry, reconsume_times=stored.reconsume_times + 1))
 
     async def committed_offset(self, queue: Queue) -> int | None:

@@ -68,7 +68,7 @@ class ConsumerGroups:
         now = self._clock()
         locked: set[Queue] = set()
         for queue in queues:
-            owner, expiry = self.locks.get((group, queue), (client_id, now))
+            owner, expiry = self.locks.get((group, queue), (client_id, now))  # no lock: as if it were the client's own
             if owner == client_id or expiry < now:
                 self.locks[group, queue] = client_id, now + LOCK_SECONDS
                 locked.add(queue)
@@ -76,9 +76,10 @@ class ConsumerGroups:
 
     def unlock(self, group: str, client_id: str, queue: Queue) -> None:
         """Release a client's lock; another client's lock stays."""
-        if self.locks.get((group, queue), ("", 0))[0] == client_id:
+        owner, _ = self.locks.get((group, queue), ("", 0.0))
+        if owner == client_id:
             del self.locks[group, queue]
 
     def drop_locks(self, broker: str) -> None:
         """Drop all locks of a broker's queues."""
-        self.locks = {key: lock for key, lock in self.locks.items() if key[1].broker != broker}
+        self.locks = {(group, queue): lock for (group, queue), lock in self.locks.items() if queue.broker != broker}

@@ -95,11 +95,11 @@ class MessageStore:
 
     async def wait_for_messages(self, queue: Queue, consumer: object, timeout_seconds: float) -> None:
         """Wait until the queue may have another message; raise `UnreachableError` if the connection is lost."""
-        due = self._delayed[0].due_at - self.clock() if self._delayed else timeout_seconds
+        until_due = self._delayed[0].due_at - self.clock() if self._delayed else timeout_seconds
         waiter = asyncio.get_running_loop().create_future()
         self._waiting_pulls[waiter] = queue, consumer
         try:
-            await asyncio.wait([waiter], timeout=min(timeout_seconds, due))
+            await asyncio.wait([waiter], timeout=min(timeout_seconds, until_due))
             if waiter.done():
                 waiter.result()  # raises if the connection was lost
         finally:

@@ -51,8 +51,8 @@ class AdminClient(RocketMQBrokers):
         self, group: str, topic: str, broker: str, *, timestamp: float | None = None
     ) -> dict[Queue, int]:
         """Reset a group's offsets to a time, or to the end; return the new offsets."""
-        when = -1 if timestamp is None else round(timestamp * 1000)
-        response = await self._client.call_or_raise(broker, requests.reset_offsets(group, topic, when))
+        timestamp_ms = -1 if timestamp is None else round(timestamp * 1000)  # -1: the end
+        response = await self._client.call_or_raise(broker, requests.reset_offsets(group, topic, timestamp_ms))
         return parse_queue_table(decode_body(response, payloads.ResetOffsets).offset_table, int)
 
     async def set_consume_mode(self, topic: str, group: str, broker: str, mode: str) -> None:

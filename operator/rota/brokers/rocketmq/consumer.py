@@ -53,14 +53,18 @@ class RocketMQConsumer:
         self._name_servers = config.name_servers
         self._client = RoutingClient(config, self._handle_request, self._on_connected)
         self._started_ms = int(time.time() * 1000)
-        topics = member.topics
-        self._subscriptions = {topic: requests.subscription(sub, self._started_ms) for topic, sub in topics.items()}
-        self._tags = {topic: frozenset(tags_of(sub)) for topic, sub in topics.items() if sub.type == "Tag"}
+        self._subscriptions: dict[str, payloads.SubscriptionData] = {}
+        self._tags: dict[str, frozenset[str]] = {}  # of subscriptions by tag; an empty set accepts all messages
+        for topic, subscription in member.subscriptions_by_topic.items():
+            self._subscriptions[topic] = requests.subscription(subscription, self._started_ms)
+            if subscription.type == "Tag":
+                self._tags[topic] = frozenset(tags_of(subscription))
         self._heartbeat = HeartbeatSender(self._client, member, [*self._subscriptions.values()])
 
     # Membership.
 
     async def check_subscriptions(self) -> None:
+        """Ask every broker of the topics about each subscription that is not by tag; no broker rejects one by tag."""
         await self._heartbeat.fetch_routes()
         not_by_tag = [data for data in self._subscriptions.values() if not data.is_by_tag]
         check = partial(requests.check_client, self._member.client_id, self._member.group)
@@ -76,6 +80,7 @@ class RocketMQConsumer:
         await self._heartbeat.leave()
 
     def _on_connected(self, address: str, request: Frame) -> None:
+        """Pass the event on: `_heartbeat` does not exist yet when `__init__` names the callback."""
         self._heartbeat.on_connected(address, request)
 
     async def ping_broker(self, broker: str) -> None:
@@ -147,11 +152,12 @@ class RocketMQConsumer:
     async def committed_offset(self, queue: Queue) -> int | None:
         await self._client.require_queue(queue)
         response = await self._client.call(queue.broker, requests.committed_offset(self._member.group, queue))
-        never_committed = response.code == ResponseCode.QUERY_NOT_FOUND
-        offset = 0 if never_committed else int_field(require_success(f"The offset of {queue}", response), "offset")
-        if not offset:  # brokers respond in the same way for a deleted queue
+        offset = None
+        if response.code != ResponseCode.QUERY_NOT_FOUND:
+            offset = int_field(require_success(f"The offset of {queue}", response), "offset")
+        if not offset:  # for a deleted queue, brokers also respond that there is none, or 0
             await self._client.recheck_queue(queue)
-        return None if never_committed else offset
+        return offset
 
     async def commit(self, queue: Queue, offset: int) -> None:
         await self._client.call_or_raise(queue.broker, requests.commit(self._member.group, queue, offset))
@@ -168,7 +174,7 @@ class RocketMQConsumer:
     async def _offset(self, queue: Queue, request: Frame) -> int:
         await self._client.require_queue(queue)
         offset = int_field(await self._client.call_or_raise(queue.broker, request), "offset")
-        if not offset:
+        if offset == 0:  # brokers respond 0 for a deleted queue, too
             await self._client.recheck_queue(queue)
         return offset
 
@@ -214,7 +220,7 @@ class RocketMQConsumer:
 
     def _running_info(self, request: Frame) -> Frame:
         data = consumer_data(self._member, self._subscriptions.values())
-        queues = self._member.get_queues()
+        queue_infos = {queue: _to_queue_info(consumed) for queue, consumed in self._member.get_queues().items()}
         info = payloads.RunningInfo(
             properties={
                 "consumerGroup": data.group_name,
@@ -228,14 +234,14 @@ class RocketMQConsumer:
                 "PROP_THREADPOOL_CORE_SIZE": "1",
             },
             subscription_set=data.subscription_data_set,
-            mq_table=fastjson.encode_queue_table({queue: _to_queue_info(queues[queue]) for queue in queues}),
+            mq_table=fastjson.encode_queue_table(queue_infos),
         )
         return request.make_response(ResponseCode.SUCCESS, msgspec.json.encode(info))
 
     def _status(self, request: Frame) -> Frame:
-        queues = self._member.get_queues()
-        offsets = fastjson.encode_queue_table({queue: queues[queue].committed_offset for queue in queues})
-        body = msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=offsets))
+        offsets = {queue: consumed.committed_offset for queue, consumed in self._member.get_queues().items()}
+        table = fastjson.encode_queue_table(offsets)
+        body = msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=table))
         return request.make_response(ResponseCode.SUCCESS, body)
 
 

@@ -43,7 +43,7 @@ class HeartbeatSender:
             await self.fetch_routes()
             await self._send_heartbeats(self._replica_addresses())
             await self._check_group_exists()
-            self._check_not_left()
+            self._check_not_left()  # `leave` may have been called meanwhile
         except BaseException:
             self._joined = False
             self._cancel()
@@ -51,7 +51,7 @@ class HeartbeatSender:
         self._periodic_task = asyncio.create_task(self._run_periodically())
 
     async def leave(self) -> None:
-        """Unregister from the brokers and close all connections, even if the first fails or is cancelled."""
+        """Unregister from the brokers, then close all connections, also if unregistering fails or is cancelled."""
         if self._left:
             return
         self._left = True
@@ -101,7 +101,7 @@ class HeartbeatSender:
         brokers = self._client.topic_brokers
         _, failed = await gather_results(self._client.call_or_raise(broker, request) for broker in brokers)
         for error in failed:
-            if not isinstance(error, UnreachableError):
+            if not isinstance(error, UnreachableError):  # an unreachable broker may have the group
                 raise error
 
     async def _run_periodically(self) -> None:
@@ -109,13 +109,13 @@ class HeartbeatSender:
         now = asyncio.get_running_loop().time
         due = now()
         while True:
-            due = max(due + HEARTBEAT_SECONDS, now())
+            due = max(due + HEARTBEAT_SECONDS, now())  # at once if the previous round took longer
             await asyncio.sleep(due - now())
             try:
                 addresses = self._replica_addresses()
                 await self._send_heartbeats(addresses)
                 await self._client.refresh(self._topics)
-                await self._send_heartbeats(self._replica_addresses() - addresses)
+                await self._send_heartbeats(self._replica_addresses() - addresses)  # addresses that the refresh added
             except Exception:  # noqa: BLE001 - a bug here must not make the member go offline silently
                 _log.exception(
                     "A heartbeat round of member %s in group %s failed", self._member.client_id, self._member.group

@@ -16,7 +16,7 @@ EVICT_UNLISTED_SECONDS = 300.0  # a replica that no name server lists for so lon
 MAX_TOPIC_QUEUES = 2**18  # of a topic; a short route can declare any number of queues
 MAX_REPLICAS = 4096  # of all brokers: four for each, with the most brokers that a group may have
 MAX_BROKER_REPLICAS = 64
-MAX_ROUTE_ENTRIES = 2**15  # pairs of topic and broker in all routes
+MAX_ROUTE_ENTRIES = 2**15  # requested topics, plus pairs of topic and broker in all routes
 MAX_NAME_CHARACTERS = 255  # characters of a broker's name
 MAX_ADDRESS_CHARACTERS = 300  # characters; a host name has up to 253
 
@@ -124,7 +124,8 @@ class BrokerCache:
         for name, replicas in listed.items():
             previous = self.addresses.pop(name, {})
             unlisted = {number: address for number, address in previous.items() if number not in replicas}
-            self.addresses[name] = dict([*unlisted.items(), *replicas.items()][-MAX_BROKER_REPLICAS:])
+            both = [*unlisted.items(), *replicas.items()]
+            self.addresses[name] = dict(both[-MAX_BROKER_REPLICAS:])  # above the limit, unlisted replicas go first
 
     def trim(self, routed: Collection[str]) -> None:
         """Evict brokers until the cache is within its limit: the oldest first, brokers in `routed` last."""
@@ -136,7 +137,7 @@ class BrokerCache:
             excess -= _weight(self.addresses.pop(name))
 
     @property
-    def is_full(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """Whether the cache exceeds its limit."""
         return self._size > MAX_REPLICAS
 
@@ -159,9 +160,10 @@ class BrokerCache:
                     del self.addresses[name]
 
     def mark_all_listed(self) -> None:
-        """Treat all replicas as listed, because no name server answered."""
+        """Let EVICT_UNLISTED_SECONDS start again for every replica: no name server answered, so nothing is known."""
         self._unlisted_since.clear()
 
 
 def _weight(replicas: Mapping[int, str]) -> int:
+    """Return how many replicas a broker counts for; a name without replicas takes memory, too."""
     return max(1, len(replicas))

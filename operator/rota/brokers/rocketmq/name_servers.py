@@ -77,6 +77,7 @@ class NameServers:
 
         Raise `NotFoundError` only if a server without the topic lists every broker that `known_brokers` or any server
         has. A server that has just started lists no brokers at first, then some, and their topics along with them.
+        Servers that do not respond are left out.
         """
         responses, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
         all_brokers = set(known_brokers)
@@ -100,7 +101,7 @@ def _parse_brokers(response: Frame) -> Addresses:
 
 
 def _choose_error(failed: Sequence[BrokerError]) -> BrokerError:
-    """Return the error if no name server gave a usable response: a rejection, such as denied access, comes first."""
+    """Return the error to raise: the first rejection about the user's rights, otherwise all servers' errors in one."""
     for error in failed:
         if isinstance(error, RejectedError) and error.code not in _NOT_READY_CODES:
             return error

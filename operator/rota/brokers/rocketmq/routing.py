@@ -80,10 +80,10 @@ class RoutingClient:
         """Fetch and cache the route of a topic; raise `NotFoundError` if the topic does not exist."""
         cached = self._routes.get(topic)
         self._routes.mark_requested(topic, _loop_time())
+        # Without a cached route, the topic may be on any broker.
+        possible_brokers = cached.brokers if cached else self._brokers.addresses
         try:
-            response = await self._name_servers.fetch_route(
-                topic, cached.brokers if cached else self._brokers.addresses
-            )
+            response = await self._name_servers.fetch_route(topic, possible_brokers)
         except NotFoundError:
             self._routes.forget(topic)
             raise
@@ -100,8 +100,10 @@ class RoutingClient:
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
         """Return the known addresses of these brokers' replicas."""
-        replicas = [self._brokers.addresses.get(name, {}) for name in brokers]
-        return frozenset().union(*map(dict.values, replicas))
+        addresses: set[str] = set()
+        for name in brokers:
+            addresses.update(self._brokers.addresses.get(name, {}).values())
+        return frozenset(addresses)
 
     async def fetch_brokers(self) -> Addresses:
         """Fetch and return all brokers; evict replicas that have not been listed for EVICT_UNLISTED_SECONDS."""
@@ -121,7 +123,7 @@ class RoutingClient:
         Connections to addresses that no replica has any more are closed: a broker does not return to an old address.
         """
         self._brokers.learn(listed)
-        if self._brokers.is_full:
+        if self._brokers.exceeds_limit:
             self._brokers.trim(self._routes.brokers)
         self._topic_brokers &= self._brokers.addresses.keys()
         self.connections.close_others({*self.addresses(self._brokers.addresses), *self._name_servers.addresses})
@@ -162,8 +164,8 @@ class RoutingClient:
                 async with asyncio.timeout(min(seconds, CALL_SECONDS)):
                     await self._look_up_brokers()
             new_address = self._brokers.addresses.get(broker, {}).get(MASTER_ID, address)
-            may_repeat = isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT
-            if new_address == address or not may_repeat:
+            may_retry = isinstance(error, NotSentError) or request.code not in NOT_IDEMPOTENT
+            if new_address == address or not may_retry:
                 raise
         return await self.connections.call(new_address, request, seconds)
 
@@ -195,7 +197,7 @@ class RoutingClient:
             raise NotFoundError(f"There is no queue {queue}")
 
     async def refresh(self, topics: Iterable[str]) -> None:
-        """Fetch the routes of topics and all brokers again; a failed request leaves its cached data unchanged."""
+        """Fetch the routes of topics and all brokers again; no failure is raised, and what failed stays cached."""
         await gather_results([*map(self.fetch_route, topics), self.fetch_brokers()])
 
     def close(self) -> None:

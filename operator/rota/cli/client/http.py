@@ -19,10 +19,10 @@ def _validate_address(address: str) -> str:
         raise ValueError("--operator must not contain a user name or password; write http://HOST:PORT")
     try:
         parts = urlsplit(address)
-        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        is_http = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:  # an invalid port
-        good = False
-    if not good or parts.query or parts.fragment or not address.isprintable() or " " in address:
+        is_http = False
+    if not is_http or parts.query or parts.fragment or not address.isprintable() or " " in address:
         problem = f"--operator {single_line(address, 100)!r} is not a valid address; write it as http://127.0.0.1:8080"
         raise ValueError(problem)
     return address.rstrip("/")

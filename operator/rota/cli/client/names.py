@@ -29,15 +29,15 @@ class Scope:
 
     def parse_group(self, text: str) -> tuple[str, str]:
         """Parse the name of a group, NAME or NAMESPACE/NAME; return its namespace and its name."""
-        within, slash, name = text.rpartition("/")
-        if not is_dns_subdomain(name) or (slash and not is_dns_label(within)):
+        namespace, slash, name = text.rpartition("/")
+        if not is_dns_subdomain(name) or (slash and not is_dns_label(namespace)):
             hint = "kubectl get consumergroups -A shows them"
             problem = f"GROUP {single_line(text, 100)!r} is not a valid name"
             raise ValueError(f"{problem}; write NAME or NAMESPACE/NAME, {hint}")
-        if slash and self.namespace_option not in {None, within}:
+        if slash and self.namespace_option not in {None, namespace}:
             problem = f"GROUP {text} is in another namespace than --namespace {self.namespace_option}"
             raise ValueError(f"{problem}; remove one of them")
-        return within or self.namespace, name
+        return namespace or self.namespace, name
 
     def _default_namespace(self) -> str:
         """Return the pod's own namespace, or that of the kubeconfig's context; the login reports errors later."""

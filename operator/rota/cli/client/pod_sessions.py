@@ -62,11 +62,12 @@ class PodSessions:
             forward, renewed_session = await self._connect(pod)
         origin = f"{'https' if is_secure else 'http'}://{LOOPBACK_ADDRESS}:{forward.local_port}"
         url = URL(f"{origin}{path_and_query}", encoded=True)
-        sent = {**headers, **(self._login.headers if is_secure else {})}
+        all_headers = {**headers, **(self._login.headers if is_secure else {})}
         try:
-            async with renewed_session.request("GET", url, headers=sent, allow_redirects=False) as (_, response):
+            async with renewed_session.request("GET", url, headers=all_headers, allow_redirects=False) as (_, response):
                 yield response
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:  # or it was closed
+        # RuntimeError: the session was closed, because another request connected to the next leader.
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:
             problem = forward.problem or describe_failure(error)
             raise NoConnectionError(describe_forward_failure(problem, self._namespace, pod)) from None
 

@@ -63,6 +63,7 @@ async def connect_through_cluster(
             except NoResponseError as error:
                 problem = f"{error}; check the kubeconfig and the cluster, {OPERATOR_OPTION_HINT}"
                 raise InvalidResponseError(problem) from None
+            # Error responses of the operator itself are returned: `fetch_response` raises their messages.
             refusal = "" if status == HTTPStatus.OK else _api_server_error(body)
             if refusal:
                 raise InvalidResponseError(_describe_refusal(status, refusal, namespace, lease, leader))

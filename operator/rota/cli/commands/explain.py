@@ -40,7 +40,10 @@ def _collect_reasons(
     if queues:
         return {"queues": _queue_rows(roster, planned, queues, explain(queues))}
     shares = roster.assignment(planned)
-    first_queues = {member: share[0] for member, share in shares.items() if share}
+    first_queues: dict[str, Queue] = {}
+    for member, share in shares.items():
+        if share:
+            first_queues[member] = share[0]
     reasons = dict(zip(first_queues, explain(first_queues.values()), strict=True))
     return {"members": _member_rows(shares, reasons, len(planned))}
 

@@ -32,22 +32,24 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Dumps YAML with scripts as literal blocks, and without aliases."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - SafeDumper's signature
         """Return True, so that repeated values are written in full."""
-        return data is data  # noqa: PLR0124 - always True
+        return True
 
 
 def _configure_yaml() -> None:
-    kind = "tag:yaml.org,2002:{}".format
-    tags = {kind("timestamp"), kind("int"), kind("float"), kind("value")}
-    items = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    _Loader.yaml_implicit_resolvers = {first: [pair for pair in pairs if pair[0] not in tags] for first, pairs in items}
+    tag_of = "tag:yaml.org,2002:{}".format
+    replaced_tags = {tag_of("timestamp"), tag_of("int"), tag_of("float"), tag_of("value")}
+    _Loader.yaml_implicit_resolvers = {}
+    for first_character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        remaining = [(tag, pattern) for tag, pattern in resolvers if tag not in replaced_tags]
+        _Loader.yaml_implicit_resolvers[first_character] = remaining
     integer = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z")
     fraction = re.compile(
         r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9_]+)([eE][-+][0-9]+)?\Z|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
     )
-    _Loader.add_implicit_resolver(kind("int"), integer, list("-+0123456789"))
-    _Loader.add_implicit_resolver(kind("float"), fraction, list("-+0123456789."))
+    _Loader.add_implicit_resolver(tag_of("int"), integer, list("-+0123456789"))
+    _Loader.add_implicit_resolver(tag_of("float"), fraction, list("-+0123456789."))
     _Dumper.add_representer(str, _represent_string)
 
 
@@ -112,8 +114,10 @@ def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tu
         changed = _inject_document(document, request)
         for previous, updated in zip(_iterate_objects(document), _iterate_objects(changed), strict=True):
             has_workload = has_workload or _is_workload(previous)
-            if previous == updated and (request.uninject or not _is_workload(previous)):
-                unchanged.append(_describe_object(previous))  # a workload with this very sidecar is as requested
+            # A workload that `inject` leaves unchanged has this very sidecar already, so it is not listed.
+            is_as_requested = _is_workload(previous) and not request.uninject
+            if previous == updated and not is_as_requested:
+                unchanged.append(_describe_object(previous))
         if changed != document:
             piece = _leading_text(piece, first=not pieces) + _dump_document(changed)  # noqa: PLW2901 - the new text
         pieces.append(piece)
@@ -125,9 +129,13 @@ def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tu
 
 def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
     with translate_yaml_errors(source_name, "Kubernetes manifests"):
-        starts = [event.start_mark for event in yaml.parse(text, _Loader) if isinstance(event, yaml.DocumentStartEvent)]
+        starts: list[int] = []
+        for event in yaml.parse(text, _Loader):
+            mark = event.start_mark
+            if isinstance(event, yaml.DocumentStartEvent) and mark:
+                starts.append(mark.index)
         values = list(yaml.load_all(text, _Loader))
-    cuts = [0, *(mark.index for mark in starts[1:] if mark), len(text)]
+    cuts = [0, *starts[1:], len(text)]  # the first piece includes comments before its document
     for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):  # an empty text has no document
         yield text[start:end], value
 

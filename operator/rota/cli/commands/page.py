@@ -37,14 +37,18 @@ class _Relay(NamedTuple):
     target: Target
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
-        headers = {str(name): request.headers[name] for name in FORWARDED_REQUEST_HEADERS if name in request.headers}
+        headers: dict[str, str] = {}
+        for name in FORWARDED_REQUEST_HEADERS:
+            if name in request.headers:
+                headers[str(name)] = request.headers[name]
         try:
             leader = await find_leader(self.api, self.target.operator_namespace, self.target.lease)
             path = request.rel_url.raw_path_qs
             async with self.sessions.get(leader.pod, path, headers, is_secure=leader.authenticates_users) as response:
                 return await forward_response(request, response, FORWARDED_RESPONSE_HEADERS)
         except (InvalidResponseError, NoResponseError) as error:
-            if request.transport is None or request.transport.is_closing():  # a part of the response was already sent
+            # `forward_response` has closed the connection: a part of the response was already sent.
+            if request.transport is None or request.transport.is_closing():
                 raise ConnectionResetError from None
             body = msgspec.json.encode({"error": str(error)})
             return web.Response(status=HTTPStatus.BAD_GATEWAY, body=body, content_type="application/json")

@@ -34,7 +34,7 @@ def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
     counts = list(map(len, shares.values()))
     return {
         "strategy": policy.strategy,
-        "members": dict(zip(shares, map(to_ranges, shares.values()), strict=True)),
+        "members": {member: to_ranges(share) for member, share in shares.items()},
         "moves": moves,
         "spread": {"least": min(counts), "most": max(counts)},
         "idle": [member for member, share in shares.items() if not share],
@@ -77,9 +77,10 @@ def print_preview(preview: dict[str, Any], *, diff: bool) -> None:
     """Print a plan as tables."""
     if diff:
         other_owner = "unmanaged consumer" if preview["foreign"] else "none"
-        print_table([{**move, "to": move["to"] or other_owner} for move in preview["moves"]])
+        rows = [{**move, "to": move["to"] or other_owner} for move in preview["moves"]]
     else:
-        print_table([{"member": member, **_share_columns(ranged)} for member, ranged in preview["members"].items()])
+        rows = [{"member": member, **_share_columns(ranged)} for member, ranged in preview["members"].items()]
+    print_table(rows)
     spread = preview["spread"]
     moves = pluralize(len(preview["moves"]), "move")
     print(f"{preview['strategy']}: {spread['least']} to {spread['most']} queues per member, {moves}")

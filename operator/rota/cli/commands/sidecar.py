@@ -168,12 +168,13 @@ class _LocalConfigWriter:
         """Return the existing queues; None if a broker gives an error."""
         queues: list[Queue] = []
         missing = []
-        retries = [] if self._group.message_model == "Broadcasting" else [f"{RETRY_TOPIC_PREFIX}{self._group.group}"]
-        for topic in [*_topic_names(self._group), *retries]:
+        is_broadcasting = self._group.message_model == "Broadcasting"
+        retry_topics = [] if is_broadcasting else [f"{RETRY_TOPIC_PREFIX}{self._group.group}"]
+        for topic in [*_topic_names(self._group), *retry_topics]:
             try:
                 queues += await brokers.queues(topic)
             except NotFoundError:
-                if topic not in retries:  # those are created by the first member
+                if topic not in retry_topics:  # the first member creates the retry topic
                     missing.append(topic)
             except BrokerError as error:
                 self._print_if_changed(str(error))

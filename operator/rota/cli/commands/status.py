@@ -129,10 +129,15 @@ def _describe_rebalance(rebalance: Rebalance | None, *, is_moving: bool) -> str:
     if rebalance is None:
         return "none"
     start = f"{rebalance.reason} {format_age(rebalance.at)}"
-    if rebalance.seconds is None and is_moving:
+    if _is_in_progress(rebalance, is_moving=is_moving):
         return f"{start}, in progress"
     forced = f", {rebalance.forced} forced" if rebalance.forced else ""
     return f"{start}, {pluralize(rebalance.moved, 'queue')} moved{forced}"
+
+
+def _is_in_progress(rebalance: Rebalance, *, is_moving: bool) -> bool:
+    """Return whether a rebalance still moves queues; without `is_moving`, its end was not recorded."""
+    return rebalance.seconds is None and is_moving
 
 
 def _print_status(detail: schema.GroupDetail, *, wide: bool) -> None:
@@ -148,7 +153,7 @@ def _print_status(detail: schema.GroupDetail, *, wide: bool) -> None:
         queues = pluralize(settings.retry_queues, "retry queue")
         print_line(f"At {settings.broker}: consumption {consumption}, {retries}, {queues}")
     if group.verdicts:
-        parts = (f"{pluralize(many, 'queue')} {verdict}" for verdict, many in group.verdicts.items())
+        parts = [f"{pluralize(count, 'queue')} {lag_state}" for lag_state, count in group.verdicts.items()]
         print_line(f"Lag states: {', '.join(parts)}")
     delayed = f", and about {format_number(group.delayed)} delayed by brokers" if group.delayed else ""
     print_line(f"Retrying: {format_number(group.retrying)}{delayed}; dead letters: {format_number(group.dead)}")
@@ -170,7 +175,7 @@ def _condition_row(condition: schema.ConditionInfo) -> dict[str, str]:
 
 
 def _rebalance_row(rebalance: Rebalance, *, is_moving: bool) -> dict[str, str]:
-    has_ended = rebalance.seconds is not None or not is_moving
+    has_ended = not _is_in_progress(rebalance, is_moving=is_moving)
     return {
         "rebalance": rebalance.reason,
         "when": format_age(rebalance.at),

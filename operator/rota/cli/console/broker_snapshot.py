@@ -39,7 +39,8 @@ async def _read_snapshot(client: RocketMQBrokers, group: str, topics: list[str])
         online: set[str] = set()
         if group:
             for broker in sorted({queue.broker for queue in queues}):
-                online.update(peer.client_id for peer in await client.online_consumers(group, broker))
+                for consumer in await client.online_consumers(group, broker):
+                    online.add(consumer.client_id)
         return BrokerSnapshot(queues, sorted(online))
     finally:
         await client.close()

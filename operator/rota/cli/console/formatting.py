@@ -69,9 +69,9 @@ def format_duration(seconds: float | None) -> str:
     """Return a duration in its two largest units: 0.4s, 3s, 2m10s, 1h5m, 2d4h."""
     if seconds is None or not seconds <= MAX_DURATION_SECONDS:  # also rejects NaN
         return "unknown"
-    rounded = round(max(seconds, 0))
     if 0 < seconds < 1:
         return f"{seconds:.1f}s"
+    rounded = round(max(seconds, 0))
     for unit, letter, next_unit, next_letter in (
         (_DAY_SECONDS, "d", _HOUR_SECONDS, "h"),
         (_HOUR_SECONDS, "h", _MINUTE_SECONDS, "m"),

@@ -116,7 +116,9 @@ def _find_child(parent: yaml.Node, name: str) -> tuple[int, yaml.Node] | None:
     if isinstance(parent, yaml.SequenceNode) and name.isdigit() and int(name) < len(parent.value):
         item = parent.value[int(name)]
         return item.start_mark.line, item
-    for key, value in reversed(parent.value) if isinstance(parent, yaml.MappingNode) else ():
+    if not isinstance(parent, yaml.MappingNode):
+        return None
+    for key, value in reversed(parent.value):
         if key.value == name:  # of duplicate keys, the last one counts
             return key.start_mark.line, value
     return None
@@ -172,15 +174,18 @@ def load_group_and_policy(filename: str, policy_name: str | None) -> tuple[str, 
         raise ValueError(f"{where} contains {len(groups)} ConsumerGroups; exactly one is needed")
     group = groups[0].parse(parse_group)
     name = groups[0].name
-    named = policy_name if policy_name is not None else (group.policy_ref and group.policy_ref.name)
-    if named is None:
+    if policy_name is not None:
+        chosen_name = policy_name
+        origin = "--policy"
+    elif group.policy_ref:
+        chosen_name = group.policy_ref.name
+        origin = "spec.policyRef"
+    else:
         return name, group, PolicySpec()
-    policies = [policy for policy in of_kind("RebalancePolicy", documents) if manifest_name(policy.body) == named]
+    policies = [policy for policy in of_kind("RebalancePolicy", documents) if manifest_name(policy.body) == chosen_name]
     if len(policies) != 1:
-        origin = "--policy" if policy_name is not None else "spec.policyRef"
-        raise ValueError(
-            f"{where} contains {len(policies)} RebalancePolicies named {named} (from {origin}); exactly one is needed"
-        )
+        problem = f"{where} contains {len(policies)} RebalancePolicies named {chosen_name} (from {origin})"
+        raise ValueError(f"{problem}; exactly one is needed")
     return name, group, policies[0].parse(parse_policy)
 
 
@@ -210,10 +215,12 @@ def _parse_queues(options: tuple[str, ...], topics: list[str]) -> Iterator[tuple
             if is_too_long or int(count) > MAX_QUEUES_PER_DOCUMENT:
                 problem = f"--queues gives {topic} {single_line(count, 30)} queues on {single_line(broker, 100)}"
                 raise ValueError(f"{problem}; a group can have at most {MAX_QUEUES_PER_DOCUMENT}")
-            yield from ((topic, broker, number) for number in range(int(count)))
+            for number in range(int(count)):
+                yield topic, broker, number
 
 
 def _parse_members(text: str) -> list[str]:
+    """Return the members' names: m0, m1, … if the text has the form of a number, otherwise the names in it."""
     text = text.strip()
     if not re.fullmatch(r"[-+]?[0-9]*[.]?[0-9]+", text):
         return [name.strip() for name in text.split(",")]
@@ -264,7 +271,7 @@ def _parse_share(share: dict[str, Any]) -> list[Queue]:
 
 
 def _read_current_owners(path: Path | None, members: Collection[str]) -> dict[Queue, str]:
-    """Return the present owners; a queue in transition counts for its next owner, as for the operator."""
+    """Return the present owners: of a queue in transition the next owner if that is a member, otherwise the holder."""
     owners: dict[Queue, str] = {}
     if path is None:
         return owners

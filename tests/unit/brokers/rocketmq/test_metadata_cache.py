@@ -104,9 +104,9 @@ async def test_broker_that_no_route_names_is_forgotten_first_and_the_oldest_befo
     cache.learn({"routed": {0: NOWHERE}, "old": {0: NOWHERE}, "seen-again": {0: NOWHERE}})
     cache.learn({f"broker-{number}": {0: NOWHERE} for number in range(MAX_REPLICAS - 2)})
     cache.learn({"seen-again": {1: NOWHERE}})
-    assert cache.is_full
+    assert cache.exceeds_limit
     cache.trim({"routed"})
-    assert not cache.is_full
+    assert not cache.exceeds_limit
     assert {*cache.addresses} >= {"routed", "seen-again", f"broker-{MAX_REPLICAS - 3}"}
     assert {*cache.addresses}.isdisjoint({"old", "broker-0"})
     cache.learn({"": {}})

@@ -19,8 +19,8 @@ class AddressPolicy(NamedTuple):
     forbidden: Collection[tuple[str, int]] = ()
 
     def allows(self, host: str, port: int) -> bool:
-        """Return whether the policy allows an IP address and port; it never allows addresses of the host itself."""
-        address = _unwrapped(ipaddress.ip_address(host.partition("%")[0]))
+        """Return whether the policy allows an address and port; never loopback, link-local or other special ones."""
+        address = _unwrapped(ipaddress.ip_address(host.partition("%")[0]))  # without a zone such as %eth0
         if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
             return False
         if address.is_reserved or str(address) in METADATA_SERVERS:
@@ -37,7 +37,8 @@ def _unwrapped(address: Address) -> Address:
         if embedded := address.ipv4_mapped or address.sixtofour:
             return embedded
         last_bits = int(address) & 0xFFFFFFFF
-        if last_bits > 1 and any(address in network for network in EMBEDDING_NETWORKS):
+        is_plain_ipv6 = last_bits <= 1  # :: and ::1 are in ::/96, but embed no IPv4 address
+        if not is_plain_ipv6 and any(address in network for network in EMBEDDING_NETWORKS):
             return ipaddress.IPv4Address(last_bits)
     return address
 

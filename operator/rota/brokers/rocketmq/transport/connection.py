@@ -19,8 +19,8 @@ from rota.brokers.rocketmq.transport.frame_budget import MAX_UNRESERVED_BYTES, F
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameError, encode
 
-# If requests time out and no whole frame arrives for so long, the connection is closed. The second limit applies within
-# an incomplete frame: one with a wrong length would swallow all later responses.
+# If requests time out and no whole frame arrives for so long, the connection is closed. The second limit applies while
+# a frame is incomplete: a frame with a wrong length would swallow all later responses.
 SILENT_SECONDS = 30.0
 INCOMPLETE_FRAME_SECONDS = 10.0
 MAX_OPAQUE = 2**31 - 1  # the highest request number: Java's largest int
@@ -37,7 +37,7 @@ class NotSentError(UnreachableError):
 
 
 class _ReadFlow:
-    """Pauses reading from the peer while its large frame waits for memory, or while it does not read itself."""
+    """Pauses reading from the peer while the peer's large frame waits for memory, or while the peer does not read."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None

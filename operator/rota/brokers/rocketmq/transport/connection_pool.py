@@ -44,6 +44,7 @@ class _AddressState:
             self.backoff_seconds = 0.0
         elif self.connection:
             self.record_failure(f"{self.connection.address} closed the connection: {self.connection.close_reason}")
+            # The pause starts when the connection was closed, not now.
             self.retry_at += self.connection.closed_at - asyncio.get_running_loop().time()
         self.connection = None
 
@@ -64,7 +65,7 @@ class _AddressState:
 
     def close(self, reason: str) -> None:
         """Close the current connection and all replaced ones."""
-        for connection in self.retired | ({self.connection} if self.connection else set()):
+        for connection in filter(None, (self.connection, *self.retired)):
             connection.close(reason)
 
 
@@ -93,7 +94,7 @@ class ConnectionPool:
         self._credentials = credentials
         self._states: dict[str, _AddressState] = {}
         self._closed = False
-        self._renewals = 0
+        self._renewals = 0  # `_connect` compares it to detect a renewal while it connects
 
     async def call(self, address: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
         """Send a request to an address; if the peer answers GO_AWAY, retry once on a new connection."""
@@ -111,7 +112,7 @@ class ConnectionPool:
         connection = await self._open(address, request)
         response = await connection.call(request, seconds)
         state = self._states.get(address)
-        if response.code == ResponseCode.GO_AWAY and state:
+        if response.code == ResponseCode.GO_AWAY and state:  # without a state, the address is no longer in use
             state.retire(connection, "the peer is shutting down (GO_AWAY)")
             response = await (await self._open(address, request)).call(request, seconds)
         return response
@@ -146,7 +147,7 @@ class ConnectionPool:
         if state.connection and not state.connection.close_reason:
             return state.connection
         async with state.open_lock:
-            if state.connection and not state.connection.close_reason:
+            if state.connection and not state.connection.close_reason:  # another call has connected meanwhile
                 return state.connection
             state.drop_closed()
             if state.retry_at > asyncio.get_running_loop().time():

@@ -64,6 +64,7 @@ class FrameBudget:
             reservation.grant()
 
     def _ordered(self) -> "list[FrameReservation]":
+        """Return the waiting reservations, those of trusted clients first; each part in the order of arrival."""
         return sorted(self._waiting, key=lambda reservation: reservation.account.is_distrusted)
 
 

@@ -40,7 +40,7 @@ def error_of(request: str, response: Frame) -> BrokerError:
         return UnreachableError(message)
     if response.code in _NOT_FOUND_CODES:
         return NotFoundError(message)
-    if "forbiddenType" in response.fields:
+    if "forbiddenType" in response.fields:  # set if a group or a topic may not be read
         return ConsumptionDisabledError(message, response.code)
     return RejectedError(message, response.code)
 
@@ -89,5 +89,5 @@ async def gather_results(calls: Iterable[Awaitable[T]]) -> tuple[list[T], list[B
             raise result
         else:
             succeeded.append(result)
-    failed.sort(key=lambda error: isinstance(error, UnreachableError))
+    failed.sort(key=lambda error: isinstance(error, UnreachableError))  # callers raise the first: a rejection says more
     return succeeded, failed

@@ -39,7 +39,7 @@ def decode_json(text: bytes, target_type: type[T]) -> T:
         for form in _candidate_texts(text):
             try:
                 return msgspec.json.decode(form, type=target_type, strict=False)
-            except msgspec.ValidationError:
+            except msgspec.ValidationError:  # standard JSON of another type: other keys would not help
                 raise
             except msgspec.DecodeError:
                 continue

@@ -32,7 +32,9 @@ _LANGUAGES = (
     "NODE_JS",
 )  # fmt: skip
 _TOTAL = struct.Struct(">I")
-_START = struct.Struct(">II")  # total; serialization and header length
+_START = struct.Struct(">II")  # total; serialization (high byte; JSON is 0) and header length
+_KIND_AT = 4  # where the serialization is in a frame
+_HEADER_LENGTH_AT = 5
 _HEAD = struct.Struct(">hBhii")  # of a binary header: code, language, version, opaque, flag
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
@@ -129,15 +131,15 @@ class Decoder:
         at = 0
         while (size := _size(data, at)) and at + size <= len(data):
             start = at + _START.size
-            kind = data[at + 4]
-            length = int.from_bytes(data[at + 5 : start])
+            kind = data[at + _KIND_AT]
+            length = int.from_bytes(data[at + _HEADER_LENGTH_AT : start])
             at += size
             header = data[start : start + length]
             body = data[start + length : at]
             yield _from_json(header, body) if kind == _JSON else _from_binary(header, body)
         self._pieces = [data[at:]]
         self._buffered_bytes = len(data) - at
-        self._frame_bytes = size
+        self._frame_bytes = size  # of the frame that `feed` could not complete
 
     @property
     def is_inside_frame(self) -> bool:
@@ -163,8 +165,8 @@ def _size(data: bytes, at: int) -> int:
         raise MalformedFrameError(problem)
     if len(data) < at + _START.size:
         return 0
-    kind = data[at + 4]
-    length = int.from_bytes(data[at + 5 : at + 8])
+    kind = data[at + _KIND_AT]
+    length = int.from_bytes(data[at + _HEADER_LENGTH_AT : at + _START.size])
     if kind not in {_JSON, _BINARY}:
         problem = f"A frame's header has the unknown encoding {kind}; supported are 0 (JSON) and 1 (binary)"
         raise MalformedFrameError(problem)
@@ -214,6 +216,7 @@ def _from_binary(header: bytes, body: bytes) -> Frame:
 
 
 def _text(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
+    """Return the text at a position, where its length comes first, and the position after it."""
     (length,) = size.unpack_from(data, at)
     start = at + size.size
     if length < 0 or start + length > len(data):

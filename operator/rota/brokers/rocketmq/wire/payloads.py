@@ -285,7 +285,7 @@ class RunningInfo(Body, frozen=True):
 
 
 class Subscribed(Body, frozen=True):
-    """A subscription as any client writes it; null fields are omitted."""
+    """The parts of another consumer's subscription that Rota reads; clients omit null fields."""
 
     topic: str
     sub_string: str | None = None

@@ -33,7 +33,10 @@ def _frame(code: RequestCode, body: Any = b"", /, **fields: object) -> Frame:
     _reject_empty(code, fields)
     if isinstance(body, payloads.Body):
         _reject_empty(code, msgspec.structs.asdict(body))
-    written = {name: _encode_value(value) for name, value in fields.items() if value is not None}
+    written: dict[str, str] = {}
+    for name, value in fields.items():
+        if value is not None:
+            written[name] = _encode_value(value)
     return Frame(code=code, fields=written, body=body if isinstance(body, bytes) else msgspec.json.encode(body))
 
 
@@ -215,7 +218,7 @@ def pull(
         queueOffset=offset,
         maxMsgNums=max_messages,
         maxMsgBytes=max_bytes,
-        sysFlag=_SUBSCRIBED | (_SUSPEND if wait_seconds else 0) | (0 if commit_offset is None else _COMMIT),
+        sysFlag=_SUBSCRIBED | (_SUSPEND if wait_seconds else 0) | (_COMMIT if commit_offset is not None else 0),
         commitOffset=commit_offset or 0,
         suspendTimeoutMillis=int(wait_seconds * 1000),
         subscription=data.sub_string,

@@ -147,7 +147,8 @@ def ingest(
     """Ingest new records of JOURNAL into a lake; invalid lines go to its quarantine."""
     from rota.pipeline.ingest.streaming import ingest_journal
 
-    def print_counts(counts: dict[str, int]) -> bool:
+    def print_and_wait(counts: dict[str, int]) -> bool:
+        """Print the new rows, wait, and return True: `ingest_journal` continues with later hours until Ctrl-C."""
         if counts:
             print_row_counts(counts, output)
             sys.stdout.flush()  # print at once also into a pipe
@@ -156,9 +157,8 @@ def ingest(
 
     progress(f"ingesting {journal} into {lake}")
     settle = None if options["everything"] else timedelta(minutes=options["settle"])
-    total = ingest_journal(
-        spark, journal, lake, settle=settle, table_format=form, on_ingested=print_counts if options["watch"] else None
-    )
+    on_ingested = print_and_wait if options["watch"] else None
+    total = ingest_journal(spark, journal, lake, settle=settle, table_format=form, on_ingested=on_ingested)
     print_row_counts(total, output)
 
 

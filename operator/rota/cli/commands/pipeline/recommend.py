@@ -56,8 +56,8 @@ def recommend(
     from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
 
     folder = Path(to)
-    stored = is_simulation(Path(source))
-    if stored:
+    is_simulated = is_simulation(Path(source))
+    if is_simulated:
         progress(f"reading {source}")
         simulation = read_simulation(spark, Path(source))
     else:
@@ -73,7 +73,8 @@ def recommend(
         min_gain=options["least_gain"] / 100,
         max_plots=options["top"],
     )
-    if stored and folder.resolve() != Path(source).resolve():  # the report is not about an earlier simulation there
+    # The report in another folder is not about an earlier simulation there, so remove that.
+    if is_simulated and folder.resolve() != Path(source).resolve():
         for name in ("results", "series"):
             shutil.rmtree(folder / name, ignore_errors=True)
     _print_summary(report_data)
@@ -92,23 +93,23 @@ def _print_summary(findings: "Findings") -> None:
 
     examined = findings.scope
     best = best_for_all(findings)
-    now = sums_of(findings)
-    each = sums_of(findings, OWN_POLICIES)
+    present = sums_of(findings)
+    improved = sums_of(findings, OWN_POLICIES)
     judged = examined.groups - examined.unjudged
-    if now is None or each is None:
+    if present is None or improved is None:
         print_line("There is nothing to recommend: the present cost of the groups is unknown")
     else:
-        gain = f", together {describe_change(now['cost'], each['cost'])} cost" if examined.changing else ""
+        gain = f", together {describe_change(present['cost'], improved['cost'])} cost" if examined.changing else ""
         if first := find_leading_group(findings):
             gain += f", of that {format_percent(first.gain_fraction)} is group {first.group}"
         print_line(f"{examined.changing} of {pluralize(judged, 'group')} would benefit from another policy{gain}")
         print_line(describe_history_length(examined.longest))
-    if best is not None and now is not None:
-        advice = f"One policy for all: {best['policy']}, {describe_change(now['cost'], best['cost'])} cost than now"
+    if best is not None and present is not None:
+        advice = f"One policy for all: {best['policy']}, {describe_change(present['cost'], best['cost'])} cost than now"
         if best["unusable"]:
             advice += f"; {pluralize(best['unusable'], 'group')} cannot use it, and would keep theirs"
         print_line(advice)
-    elif now is not None and now["cost"]:
+    elif present is not None and present["cost"]:
         print_line("No single policy is better for all groups")
     for row in findings.problems:
         print_line(describe_problem(row, examined.groups))

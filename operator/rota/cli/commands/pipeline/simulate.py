@@ -86,7 +86,8 @@ def run_simulation(
     tried = f"{len(policies) + 1} policies (recorded is one of them)"
     progress(f"simulating {pluralize(groups, 'group')} \N{MULTIPLICATION SIGN} {tried}")
     simulation = replay_histories(histories, policies)
-    shutil.rmtree(to / "results", ignore_errors=True)  # written last, removed first: if present, all is complete
+    # `results` is removed first and written last, so a complete one proves that `series` is complete and belongs to it.
+    shutil.rmtree(to / "results", ignore_errors=True)
     simulation.series.write.mode("overwrite").parquet(str(to / "series"))
     progress(f"writing {to / 'results'}")
     simulation.results.write.mode("overwrite").parquet(str(to / "results"))
@@ -100,14 +101,14 @@ def check_simulated(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
     if not all((folder / name).exists() for name in ("results/_SUCCESS", "series/_SUCCESS", SIMULATED_POLICIES_FILE)):
         raise incomplete
     try:
-        tried = msgspec.json.decode((folder / SIMULATED_POLICIES_FILE).read_bytes(), type=dict[str, Any])
+        simulated = msgspec.json.decode((folder / SIMULATED_POLICIES_FILE).read_bytes(), type=dict[str, Any])
     except msgspec.DecodeError:
         raise incomplete from None
     requested = msgspec.json.decode(_bodies_of(policies))
     for name, body in requested.items():
-        if body != tried.get(name):
+        if body != simulated.get(name):
             raise ValueError(f"Policy {name} was not simulated, or has changed since; simulate again")
-    for name in sorted(tried.keys() - requested.keys()):
+    for name in sorted(simulated.keys() - requested.keys()):
         raise ValueError(f"Policy {single_line(name, 60)} was simulated, but is missing in --policies; add its file")
 
 
