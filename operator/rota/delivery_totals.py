@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Collection, Container
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import NamedTuple, Self
 
 from rota.deliveries import (
@@ -19,7 +18,7 @@ from rota.deliveries import (
 from rota.model import Finding, Queue, Reason
 
 WINDOW_SECONDS = 300.0
-BUCKET_SECONDS = 15.0  # length of the intervals that make up the window
+INTERVAL_SECONDS = 15.0  # length of the intervals that make up the window
 MIN_ATTEMPTS = 10  # in the window; with fewer, no problem is reported
 FAILING_SHARE = 0.5  # of failed attempts, from which on the app counts as failing
 RECOVERED_SHARE = 0.25  # below which a failing app counts as working again
@@ -148,25 +147,26 @@ class GroupDeliveries:
         """Add a member's counts since its previous report; queues of topics that are not in `topics` do not count."""
         previous = self._members.get(uid)
         is_same_process = previous is not None and previous.incarnation == deliveries.incarnation
-        bases = previous.queues if previous and is_same_process else {}
+        counted_before = previous.queues if previous and is_same_process else {}  # a new process counts from 0
         self._members[uid] = deliveries
         self._revisions[uid] = revision
         if not is_same_process and deliveries.age > WINDOW_SECONDS:
-            return
+            return  # its counts may be older than the window
         changes = DeliveryTotals()
         for queue, counts in deliveries.queues.items():
             if queue.topic in topics:
-                change = DeliveryTotals.between(bases.get(queue), counts)
+                change = DeliveryTotals.between(counted_before.get(queue), counts)
                 self.totals_by_queue.setdefault((queue, revision), DeliveryTotals()).add(change)
                 self.totals_by_topic.setdefault(queue.topic, DeliveryTotals()).add(change)
                 changes.add(change)
         self._record_attempts(Attempts(changes.done + changes.failed_attempts, changes.failed_attempts), now)
         if last := deliveries.last_failure:
-            failure = (now - last.age, last)
-            self._last_failure = max(self._last_failure or failure, failure, key=itemgetter(0))
+            failed_at = now - last.age
+            if self._last_failure is None or failed_at > self._last_failure[0]:
+                self._last_failure = (failed_at, last)
 
     def _record_attempts(self, attempts: Attempts, now: float) -> None:
-        if not self._intervals or self._intervals[-1].started_at <= now - BUCKET_SECONDS:
+        if not self._intervals or self._intervals[-1].started_at <= now - INTERVAL_SECONDS:
             self._intervals.append(_Interval(now))
             while self._intervals[0].started_at <= now - WINDOW_SECONDS:
                 self._intervals.popleft()
@@ -212,11 +212,10 @@ class GroupDeliveries:
             self._grace_until = now + NEW_LEADER_GRACE_SECONDS
         previous = self.problem
         attempts = self.recent_attempts(now)
+        may_rewrite = previous is None or now >= self._message_written_at + MESSAGE_INTERVAL_SECONDS
         if not self._is_failing(attempts, now):
             self.problem = None
-        elif attempts.total >= MIN_ATTEMPTS and (
-            previous is None or now >= self._message_written_at + MESSAGE_INTERVAL_SECONDS
-        ):
+        elif attempts.total >= MIN_ATTEMPTS and may_rewrite:
             self.problem = Finding(Reason.DELIVERIES_FAILING, self._describe_failures(attempts))
             self._message_written_at = now
         return self.problem != previous

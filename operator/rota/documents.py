@@ -48,9 +48,9 @@ class Release:
     """A queue that was revoked from its holder and is not granted to another member yet."""
 
     holder: Holder
-    to: str | None
-    since: int
-    at: str
+    to: str | None  # the member that is to get it; None: no member is
+    since: int  # the generation that revoked it
+    at: str  # when that was written
     incarnation: int = 0  # of the holder's process; 0: any
 
 
@@ -65,12 +65,17 @@ class Assignment:
     members: Mapping[str, Share] = field(default_factory=dict)
     everyone: tuple[Queue, ...] | None = None  # Broadcasting: the queues that every member consumes
     releasing: Mapping[Queue, Release] = field(default_factory=dict)
-    forced: Mapping[Queue, int] = field(default_factory=dict)
-    spent: tuple[tuple[str, int], ...] = ()
-    barrier: int = 0
+    forced: Mapping[Queue, int] = field(default_factory=dict)  # by queue: the generation that granted it by force
+    spent: tuple[tuple[str, int], ...] = ()  # times and numbers of moves that count in the policy's budget
+    barrier: int = 0  # while above 0, queues without an owner wait until all pods have obeyed this generation
     begun: Mapping[str, str] = field(default_factory=dict)  # by topic: when a member was first given a queue of it
     incarnations_since: int = 0  # the first generation in which each share with queues names an incarnation; 0: none
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of later versions, unchanged
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether it was written for a Broadcasting group: every member consumes all queues in `everyone`."""
+        return self.everyone is not None
 
     @property
     def schema(self) -> int:
@@ -169,7 +174,8 @@ def _decompress(text: str | bytes) -> bytes:
         return text
     stream = zlib.decompressobj(wbits=31)
     plain = stream.decompress(text, MAX_DECOMPRESSED_BYTES)
-    if not stream.eof or sum(plain.count(opening) for opening in b"{[:") > MAX_JSON_NODES:
+    nodes = plain.count(b"{") + plain.count(b"[") + plain.count(b":")  # a colon for each field
+    if not stream.eof or nodes > MAX_JSON_NODES:
         raise ValueError
     return plain
 
@@ -268,7 +274,7 @@ class _Document(Struct, rename="camel"):
 
 
 def _to_assignment(document: _Document, extra: Mapping[str, msgspec.Raw], schema: int) -> Assignment:
-    if (schema == 1) != (document.incarnations_since == 0):
+    if (schema == 1) != (document.incarnations_since == 0):  # schema 2 exactly if shares name incarnations
         raise ValueError(f"its schema is {schema}, but incarnationsSince is {document.incarnations_since}")
     releasing = {queue: release.to_release() for queue, release in iterate_entries(document.releasing)}
     times = {document.issued_at}.union(at for at, _ in document.spent)
@@ -310,6 +316,7 @@ def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[s
 
 
 def _check_nesting(value: Any, levels_left: int) -> Any:
+    """Return the value; raise ValueError if it is nested deeper than `levels_left`."""
     items: Iterable[Any] = value if isinstance(value, list) else ()
     if isinstance(value, dict):
         items = value.values()

@@ -17,7 +17,7 @@ class Hold(NamedTuple):
 
     reason: Reason
     message: str
-    seconds_left: float | None = None
+    seconds_left: float | None = None  # None: only a user or a broker can end the hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class GateFacts:
     moves: int  # queues that the rebalance would move from one member to another
     is_policy_valid: bool = True
     paused: bool = False
-    missing_metadata: tuple[str, ...] = ()  # topics with unknown queues
+    missing_metadata: tuple[str, ...] = ()  # what the broker did not return: topics, or the group's members
     debounce: float = 0.0  # seconds without a rebalance after each document
     seconds_since_write: float = float("inf")
     members_in_transition: tuple[str, ...] = ()  # members that are joining or leaving
@@ -61,7 +61,7 @@ def paused(facts: GateFacts) -> Hold | None:
 
 
 def metadata_missing(facts: GateFacts) -> Hold | None:
-    """Hold while queues of a topic are unknown: missing metadata must not change ownership."""
+    """Hold while queues of a topic, or the group's consumers, are unknown: that must not change ownership."""
     if facts.missing_metadata:
         names = join_names(facts.missing_metadata)
         message = f"The broker returned no metadata of {names}; no queue moves until it does"
@@ -123,7 +123,10 @@ GATES: tuple[Callable[[GateFacts], Hold | None], ...] = (
 
 def first_hold(facts: GateFacts) -> Hold | None:
     """Return the first gate that holds, or None if the rebalance may go ahead."""
-    return next((result for gate in GATES if (result := gate(facts))), None)
+    for gate in GATES:
+        if hold := gate(facts):
+            return hold
+    return None
 
 
 def _describe_moves(count: int) -> str:

@@ -102,16 +102,19 @@ class HolderEvidence:
     ready: bool = True
     report: Report | None = None
     active_queues: AbstractSet[Queue] = frozenset()  # it may still deliver from or commit for them, by its report
-    unreachable_for: float = 0.0  # seconds since its report was last read
+    unreachable_for: float = 0.0  # seconds since its first unanswered request; 0: it answers
     terminating_for: float = 0.0  # seconds since it was first seen terminating, which asks it to release everything
 
     def is_lost(self, rules: Handover, revoked_for: float = 0.0) -> bool:
-        """Whether waiting for the holder costs more than the risk, some seconds after a queue was revoked from it.
+        """Whether waiting for the holder costs more than the risk, `revoked_for` seconds after a queue was revoked.
 
         A Ready member obeys even if the operator cannot reach it: it is lost only once it had time to read the revoke.
         """
-        silent = self.unreachable_for >= rules.lost_after and not self.ready
-        return silent or min(max(revoked_for, self.terminating_for), self.unreachable_for) >= lost_after_seconds(rules)
+        if not self.ready and self.unreachable_for >= rules.lost_after:
+            return True
+        asked_for = max(revoked_for, self.terminating_for)  # seconds since the revoke, or since its pod terminates
+        limit = lost_after_seconds(rules)
+        return asked_for >= limit and self.unreachable_for >= limit
 
     def has_obeyed(self, holder: Holder, generation: int) -> bool:
         """Whether a report of this pod, not of another with the same name, confirms this generation or a later one."""
@@ -119,6 +122,10 @@ class HolderEvidence:
         if report is None or (report.member, report.uid) != holder:
             return False
         return report.generation >= generation
+
+    def has_reported(self, holder: Holder) -> bool:
+        """Whether the report is of this pod, of any generation."""
+        return self.has_obeyed(holder, 0)
 
 
 class Revocation(NamedTuple):
@@ -144,7 +151,7 @@ def find_proof(
         return Proof.ENDED
     if revocation and evidence.has_obeyed(holder, revocation.generation) and queue not in evidence.active_queues:
         return Proof.RELEASED
-    if evidence.terminating and evidence.has_obeyed(holder, 0) and evidence.report and evidence.report.is_drained:
+    if evidence.terminating and evidence.has_reported(holder) and evidence.report and evidence.report.is_drained:
         return Proof.RELEASED
     if evidence.is_lost(rules, revocation.seconds_ago if revocation else 0.0):
         return Proof.LOST
@@ -159,7 +166,10 @@ def choose_act(
     held_back: bool = False,
     immediate: bool = False,
 ) -> Act:
-    """Return what the next document does with a queue; `held_back` is a gate's decision and stops revokes only."""
+    """Return what the next document does with a queue.
+
+    `held_back` is a gate's decision and stops revokes only. `immediate` grants or drops a queue without a revoke.
+    """
     chosen = TRANSITIONS[state, proof, desired_change]
     if chosen is Act.REVOKE and held_back:
         return Act.KEEP

@@ -55,8 +55,8 @@ def _describe_tls_error(error: Any) -> str:
 
 
 def _describe_system_error(error: OSError) -> str:
-    """Return the system's text for an error; asyncio's own text starts with addresses."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+    """Return the system's text for an error: asyncio's starts with addresses. Name resolution has negative numbers."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else (error.strerror or str(error))
 
 
 async def read_body(

@@ -32,8 +32,10 @@ class OffsetSample(NamedTuple):
         stored = self.max_offset - self.min_offset
         if stored < 0:  # the end is before the beginning: the broker's response is inconsistent
             return None
-        if self.committed_offset is None:  # an empty queue has no lag, wherever the group is to start
-            return {"Latest": 0, "Earliest": stored}.get(start_from.position, None if stored else 0)
+        if self.committed_offset is None:
+            if not stored or start_from.position == "Latest":  # in an empty queue, wherever the group is to start
+                return 0
+            return stored if start_from.position == "Earliest" else None
         if self.committed_offset > self.max_offset:
             return None
         return self.max_offset - max(self.committed_offset, self.min_offset)
@@ -78,11 +80,14 @@ def compute_delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> flo
     if not samples or (lag := samples[-1].lag(start_from)) is None:
         return None
     now = samples[-1]
-    if not lag or now.committed_offset is None:
-        return None if lag else 0.0
+    if not lag:
+        return 0.0
+    if now.committed_offset is None:
+        return None
     next_offset = max(now.committed_offset, now.min_offset)
     for earlier, later in reversed([*pairwise(samples)]):
         if earlier.max_offset <= next_offset < later.max_offset:
+            # Of the messages that arrived between the two, the one at offset `earlier.max_offset` is the first.
             part = (next_offset - earlier.max_offset + 1) / (later.max_offset - earlier.max_offset)
             return now.sampled_at - (earlier.sampled_at + part * (later.sampled_at - earlier.sampled_at))
     covered = now.sampled_at - samples[0].sampled_at

@@ -144,7 +144,7 @@ def _number(value: float) -> str:
 
 def _escape_labels(labels: Labels) -> Iterable[str]:
     """Escape label values; as hardly any needs it, all of them are searched together first."""
-    every = "".join(labels)
-    if '"' in every or "\\" in every or "\n" in every:
+    joined = "".join(labels)
+    if '"' in joined or "\\" in joined or "\n" in joined:
         return [text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for text in labels]
     return labels

@@ -301,6 +301,7 @@ def _runs(queues: Sequence[Queue]) -> tuple[Run, ...]:
     start = 0
     while start < len(queues):
         topic, broker, _ = queues[start]
+        # The key is 0 (False) for the queues of this run, and 1 (True) from the next run on.
         stop = bisect_left(queues, 1, start, key=lambda queue: queue[:2] != (topic, broker))
         runs.append(Run(topic, broker, start, stop))
         start = stop

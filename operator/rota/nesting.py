@@ -8,7 +8,8 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 def without_deep_values(text: bytes, max_levels: int) -> bytes:
     """Return the same JSON with `null` in place of each object and list that is nested deeper than `max_levels`."""
     parts: list[bytes] = []
-    depth = start = 0
+    depth = 0
+    start = 0  # of the text to copy: the end of the value that was last replaced
     for token in _TOKEN.finditer(text):
         match text[token.start() : token.start() + 1]:
             case b"{" | b"[":
@@ -19,4 +20,6 @@ def without_deep_values(text: bytes, max_levels: int) -> bytes:
                 if depth == max_levels + 1:
                     start = token.end()
                 depth -= 1
-    return b"".join([*parts, text[start:]]) if depth <= max_levels else b"".join(parts)
+    if depth <= max_levels:  # otherwise the text was cut off within a value that is replaced
+        parts.append(text[start:])
+    return b"".join(parts)

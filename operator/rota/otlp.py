@@ -41,7 +41,7 @@ class ReportingExporter(SpanExporter):
         """Send a batch; blocks while it is retried."""
         result = self._exporter.export(spans)
         is_sent = result is SpanExportResult.SUCCESS
-        self._on_result("" if is_sent else self._session.failure or "the batch was dropped")
+        self._on_result("" if is_sent else (self._session.failure or "the batch was dropped"))
         return result
 
     def shutdown(self) -> None:
@@ -67,9 +67,9 @@ class _Session(requests.Session):
         except requests.RequestException as error:
             self.failure = _describe(error)
             raise
-        self.failure = (
-            "" if response.ok else f"it answers {response.status_code} {single_line(response.reason or '', 100)}"
-        )
+        self.failure = ""
+        if not response.ok:
+            self.failure = f"it answers {response.status_code} {single_line(response.reason or '', 100)}"
         return response
 
 

@@ -34,7 +34,7 @@ class RangedQueues(AbstractSet[Queue]):
         self._spans_by_broker = {place: _merge_spans(parts) for place, parts in spans.items()}
 
     @classmethod
-    def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # for differences
+    def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # set operators return it
         return frozenset(queues)
 
     def __contains__(self, queue: object) -> bool:
@@ -66,8 +66,9 @@ def to_ranges(queues: Iterable[Queue]) -> RangesByTopic:
 
 
 def _format_ranges(ids: list[int]) -> Iterable[str]:
+    """Yield the ranges of ascending ids."""
     start = last = ids[0]
-    for number in [*ids[1:], None]:
+    for number in [*ids[1:], None]:  # None ends the last range
         if number is not None and number == last + 1:
             last = number
             continue
@@ -118,7 +119,8 @@ def _parse_spans(ranges: str) -> list[tuple[int, int]]:
         match = _RANGE_PATTERN.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         count += last - first + 1
-        if last < first or count > MAX_QUEUES_PER_DOCUMENT:
+        is_invalid = last < first  # also without a match: (0, -1) has no id
+        if is_invalid or count > MAX_QUEUES_PER_DOCUMENT:
             raise ValueError(f"Invalid queue ids {_shorten(ranges)}: write them as 0-3,7")
         spans.append((first, last))
     if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):

@@ -204,7 +204,7 @@ class _Head(Struct):
     kind: str
 
 
-_head = msgspec.json.Decoder(_Head)
+_head_decoder = msgspec.json.Decoder(_Head)
 
 
 def decode_record(line: bytes) -> AnyRecord:
@@ -221,7 +221,7 @@ def decode_record(line: bytes) -> AnyRecord:
 def _describe_error(line: bytes, error: Exception) -> str:
     """Return why a line cannot be read; a reader skips the line in any case, but the causes differ."""
     try:
-        head = _head.decode(line)
+        head = _head_decoder.decode(line)
     except (ValueError, RecursionError):
         return f"The line is incomplete, or not a journal record: {error}"
     if head.schema > RECORD_SCHEMA:

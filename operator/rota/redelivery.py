@@ -134,12 +134,13 @@ class DeliveryTracker:
         max_queues = min(max_queues, MAX_TRACKED_QUEUES)
         for queue, progress in page.items():
             entry = self.by_queue.get(queue)
+            # With a cause, the reader on record has lost the queue: even the same process is its next reader then.
             if entry is not None and (entry.cause or entry.reader != reader):
                 if progress.start_offset is None and progress.committed_offset is None:
                     continue  # the reader has not begun yet
                 cause = find_cause(queue, entry, reader, rules)
                 if cause is None:
-                    continue
+                    continue  # keep the entry until the previous reader reports its release, or has ended
                 # A sidecar of an earlier version does not report where it began: nothing is counted then.
                 messages = 0 if progress.start_offset is None else count_redelivered(entry, progress.start_offset)
                 if messages:

@@ -15,6 +15,7 @@ SIGNATURE_HEADER: Final = "Rota-Signature"
 NONCE_PARAMETER: Final = "nonce"  # the parameter of a request for a report
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 16
+MAX_SIGNATURES: Final = 2  # in a header: with the current key, and with the previous one
 
 _GROUP_KEY_PREFIX = b"rota/group-key/1"
 _FINGERPRINT_PREFIX = b"rota/fingerprint/1"
@@ -50,8 +51,9 @@ def sign_request(keys: Iterable[bytes], request: SignedRequest) -> str:
 
 
 def is_request_signed(keys: Iterable[bytes], header: str, request: SignedRequest) -> bool:
-    """Whether one of the signatures in the header was made with one of these keys."""
-    return _any_matches(header.split(",", 2)[:2], _request_signatures(keys, request))
+    """Whether one of the first MAX_SIGNATURES signatures in the header was made with one of these keys."""
+    signatures = header.split(",", MAX_SIGNATURES)[:MAX_SIGNATURES]
+    return _any_matches(signatures, _request_signatures(keys, request))
 
 
 def sign_report(key: bytes, nonce: str, report: bytes) -> str:

@@ -6,10 +6,10 @@ from math import sqrt
 from rota.model import Queue
 
 # A member's load has changed if it differs by more than both of these; a noise of 10 % in each weight causes less.
-# The noise of a member's queues partly cancels out: share of the root of the sum of their squared weights.
+# A share of the root of the sum of squared weights of a member's queues, since their noise partly cancels out.
 NOISE_SHARE = 0.3
-# A member that was given queues because of noise in their weights has another load at the next measurement, even if it
-# got all queues that looked heavy: share of the mean load.
+# A share of the mean load. A member that was given queues because of noise in their weights has another load at the
+# next measurement, even if it got all queues that looked heavy.
 MIN_CHANGE_SHARE = 0.12
 
 Weights = Mapping[Queue, float]
@@ -31,7 +31,8 @@ def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str
         unchanged = previous[queue] * total / previous_total  # only shares count: all weights may grow alike
         changes[owner] = changes.get(owner, 0.0) + weight - unchanged
         squares[owner] = squares.get(owner, 0.0) + weight * weight
-    mean_load = total / (len(changes.keys() - {""}) or 1)
+    owner_count = len(changes.keys() - {""})
+    mean_load = total / max(owner_count, 1)
     for owner, change in changes.items():
         if abs(change) > max(NOISE_SHARE * sqrt(squares[owner]), MIN_CHANGE_SHARE * mean_load):
             return current

@@ -52,7 +52,11 @@ def explain_owners(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ())
 
 
 def plan(snapshot: Snapshot, now: float) -> Plan:
-    """Return the plan for a group; `now` is the wall-clock time in seconds."""
+    """Return the plan for a group; `now` is the wall-clock time in seconds.
+
+    No assignment is written while the spec is invalid or a problem blocks it, nor the first one of a duplicate. A
+    missing or damaged assignment is read a second time before it is created or rebuilt.
+    """
     damaged = record.find_damage(snapshot)
     is_blocked = not _BLOCKING_REASONS.isdisjoint(snapshot.problem_reasons)
     is_new_duplicate = snapshot.document is None and snapshot.is_duplicate and not damaged
@@ -65,13 +69,15 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     situation = _derive_situation(snapshot, now)
     if snapshot.spec.message_model == "Broadcasting":
         return _broadcasting_plan(situation)
-    if situation.document.everyone is not None:
+    if situation.document.is_broadcasting:  # the spec no longer is
         return _build_plan(situation, Draft(), _clustering_document(situation))
     draft = decide(situation)
-    return _build_plan(situation, draft, next_document(situation, draft) if _needs_write(situation, draft) else None)
+    document = next_document(situation, draft) if _needs_write(situation, draft) else None
+    return _build_plan(situation, draft, document)
 
 
 def _derive_situation(snapshot: Snapshot, now: float) -> Situation:
+    """Derive the facts of a snapshot; a group without a readable assignment is planned from generation 0."""
     document = snapshot.document or Assignment(group=snapshot.group, generation=0, issued_at="")
     policy = snapshot.policy or WITHOUT_POLICY
     is_orderly = snapshot.spec is not None and snapshot.spec.is_orderly
@@ -87,9 +93,10 @@ def _report_only_plan(situation: Situation) -> Plan:
 
 
 def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
+    """Return the plan that replaces a missing or damaged assignment; its journal records and an Event name the loss."""
     situation = _derive_situation(snapshot, now)
     document = record.rebuild_assignment(snapshot, now)
-    if snapshot.spec and snapshot.spec.message_model == "Broadcasting":
+    if snapshot.spec and snapshot.spec.message_model == "Broadcasting":  # without handover, so without a barrier
         members = {name: Share(share.uid) for name, share in document.members.items()}
         everyone = tuple(sorted({*record.owners_of(document), *situation.queues}))
         document = replace(document, strategy="", members=members, everyone=everyone, barrier=0, incarnations_since=0)
@@ -97,8 +104,8 @@ def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
     finding = Finding(Reason.ASSIGNMENT_LOST, f"{damage}; it was rebuilt from the members' reports")
     journal = []
     for line in recovery.journal_records:
-        is_plan = line["kind"] == "plan"
-        journal.append({**line, "reason": finding.reason, "message": finding.message} if is_plan else line)
+        cause = {"reason": finding.reason, "message": finding.message} if line["kind"] == "plan" else {}
+        journal.append({**line, **cause})
     return replace(
         recovery,
         events=(*recovery.events, Event(*finding, warning=True)),
@@ -119,10 +126,10 @@ def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
     """Whether entries, strategy, settings, budget times, forced grants or incarnations on record are out of date."""
     document = situation.document
     entries = record.member_entries(document, situation.snapshot, situation.counted_holders)
-    owner_uids = {holder.name: holder.uid for holder in situation.owners.values()}  # three times as fast as `dict`
+    owner_uids = {holder.name: holder.uid for holder in situation.owners.values()}  # `dict` takes three times as long
     entries_differ = dict(document.entry_holders) != entries | owner_uids
     new_settings = situation.snapshot.settings != situation.snapshot.desired_settings
-    future_moves = any(situation.seconds_since(at) < 0 for at, _ in document.spent)
+    future_moves = any(situation.seconds_since(at) < 0 for at, _ in document.spent)  # by a clock that was ahead
     resolved_grant = situation.proofs.unresolved_grants != document.forced
     is_outdated = entries_differ or new_settings or future_moves or resolved_grant or document.strategy != strategy
     return is_outdated or _has_outdated_incarnations(situation)
@@ -130,7 +137,7 @@ def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
 
 def _has_outdated_incarnations(situation: Situation) -> bool:
     """Whether the document must begin or stop naming incarnations, or a restarted process has inherited a share."""
-    if situation.document.everyone is not None:
+    if situation.document.is_broadcasting:
         return False
     if bool(situation.incarnations_since) != bool(situation.document.incarnations_since):
         return True
@@ -140,7 +147,7 @@ def _has_outdated_incarnations(situation: Situation) -> bool:
 def _seconds_until_informational_write(situation: Situation) -> float:
     """Return the seconds until a document with only informational changes may follow the last one."""
     age = situation.seconds_since(situation.document.issued_at)
-    return situation.policy.triggers.debounce - age if age >= 0 else 0.0
+    return situation.policy.triggers.debounce - age if age >= 0 else 0.0  # negative: do not wait for a wrong clock
 
 
 def _broadcasting_plan(situation: Situation) -> Plan:
@@ -150,7 +157,8 @@ def _broadcasting_plan(situation: Situation) -> Plan:
     if situation.subscribed.missing_metadata and current.everyone is not None:  # without metadata, keep the queues
         everyone = current.everyone
     may_write_details = _seconds_until_informational_write(situation) <= 0
-    if current.everyone == everyone and not (may_write_details and _has_outdated_fields(situation, strategy="")):
+    needs_write = current.everyone != everyone or (may_write_details and _has_outdated_fields(situation, strategy=""))
+    if not needs_write:
         return _build_plan(situation, Draft(), document=None)
     entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
     document = replace(
@@ -182,13 +190,13 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     if too_large:
         draft = Draft(hold=draft.hold, problem=too_large)
         document = None
-    assignment = document or situation.document
-    settings_text = snapshot.desired_settings if document else snapshot.settings
+    assignment = document or situation.document  # that members are to obey from now on
+    settings_text = snapshot.desired_settings if document else snapshot.settings  # written with each document
     settings = settings_digest(settings_text) if settings_text else ""
     behind = pokes.pods_behind(snapshot.pods, assignment, snapshot.deleted_uids, settings)
     for_settings = pokes.pods_behind_in_settings(behind, assignment, snapshot.deleted_uids)
     due = pokes.due_pokes(behind, assignment)
-    urgent = [pod for pod in behind if pod.name not in for_settings]
+    behind_in_assignment = [pod for pod in behind if pod.name not in for_settings]
     leaving = _leaving_pods(situation)
     without_owner = situation.unowned_queues(assignment)
     unmanaged = unmanaged_queues(situation).intersection(without_owner) if without_owner else frozenset()
@@ -200,8 +208,8 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     if late := problems.find_late_members(situation, outdated, settings_age):
         findings.append(late)
         outdated = []  # reported as a problem, no longer as progress
-    moving = _count_moving(situation, assignment, urgent)
-    idle = 0 if assignment.everyone is not None else len(situation.idle_members(assignment))
+    moving = _count_moving(situation, assignment, behind_in_assignment)
+    idle = 0 if assignment.is_broadcasting else len(situation.idle_members(assignment))
     progress = conditions.compute_progress(situation, draft, findings, moving, outdated)
     is_at_rest = not (unowned or progress.is_active or situation.in_transition)
     if idle and situation.queues and is_at_rest:
@@ -215,7 +223,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         idle=idle,
         unowned=unowned,
     )
-    awaited = _members_to_poll(situation, assignment, urgent, settings)
+    awaited = _members_to_poll(situation, assignment, behind_in_assignment, settings)
     journal = document_records(situation, draft, document) if document else ()
     limits = [seconds for seconds in _time_limits(situation, draft, assignment, findings) if seconds > 0]
     requeue_after = min(situation.policy.triggers.resync, pokes.seconds_until_next_poke(behind, due), *limits)
@@ -240,16 +248,16 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     )
 
 
-def _count_moving(situation: Situation, assignment: Assignment, behind: Sequence[PodSnapshot]) -> int:
-    """Count queues in transition, members that have yet to obey the assignment, and members that leave with queues."""
+def _count_moving(situation: Situation, assignment: Assignment, behind_in_assignment: Sequence[PodSnapshot]) -> int:
+    """Count queues on their way to a next owner, members that have yet to obey, and members that leave with queues."""
     releasing = sum(release.to is not None for release in assignment.releasing.values())
-    pending = sum(not pod.evidence.is_lost(situation.policy.handover) for pod in behind)
+    pending = sum(not pod.evidence.is_lost(situation.policy.handover) for pod in behind_in_assignment)
     leaving_owners = sum(owns_queues(assignment, pod) for pod in _leaving_pods(situation))
     return releasing + pending + leaving_owners
 
 
 def _leaving_pods(situation: Situation) -> list[PodSnapshot]:
-    """Return the terminating pods that have not ended; a pod that leaves for good by its report may not terminate."""
+    """Return the terminating pods that have not ended; pods that only report a final drain are LEAVING as well."""
     return [pod for pod in situation.pods_in_state(MemberState.LEAVING) if pod.terminating]
 
 
@@ -261,16 +269,16 @@ def _encode_document(document: Assignment | None) -> tuple[Mapping[str, str | by
 
 
 def _members_to_poll(
-    situation: Situation, assignment: Assignment, behind: Sequence[PodSnapshot], settings: str
+    situation: Situation, assignment: Assignment, behind_in_assignment: Sequence[PodSnapshot], settings: str
 ) -> frozenset[str]:
     """Return the names of the pods to poll because their next report could change the plan.
 
-    Among them are the pods that lag `behind` in the assignment. A policy change can alter the settings of a thousand
-    groups at once: of the members that lag behind in settings only, poll those that were already poked.
+    A policy change can alter the settings of a thousand groups at once: of the members that lag behind in settings
+    only, poll the ones already poked.
     """
     pods = situation.snapshot.pods
     missed = set().union(*(pod.cut_off_brokers for pod in pods if not pod.ended))
-    contested = missed & brokers_reached_by(pods)  # a report may be old: only new ones show which pods are cut off
+    contested = missed & brokers_reached_by(pods)  # a report may be old: new ones of all pods show which are cut off
 
     def may_change_plan(pod: PodSnapshot) -> bool:
         is_state_temporary = situation.member_states[pod.name] is not MemberState.READY
@@ -282,13 +290,14 @@ def _members_to_poll(
         return pod.report is not None and _may_change_by_report(pod.report, assignment, contested)
 
     watched = filter(may_change_plan, pods)
-    return frozenset(pod.name for pod in (*behind, *watched) if pod.is_running)
+    return frozenset(pod.name for pod in (*behind_in_assignment, *watched) if pod.is_running)
 
 
 def _may_change_by_report(report: Report, assignment: Assignment, contested: AbstractSet[str]) -> bool:
-    """Whether a member's next report may differ without a new document, as a draining member may resume its queues."""
-    drains_unrecorded = bool(assignment.barrier and report.releasing)
-    return report.state != "serving" or not contested.isdisjoint(report.brokers) or drains_unrecorded
+    """Whether a member's next report may change the plan without a new document."""
+    is_draining = report.state != "serving"  # it may end its drain, or resume its queues
+    drains_unrecorded = bool(assignment.barrier and report.releasing)  # queues that no document may name
+    return is_draining or drains_unrecorded or not contested.isdisjoint(report.brokers)
 
 
 def _holders_to_verify(situation: Situation, assignment: Assignment) -> tuple[Holder, ...]:
@@ -308,7 +317,7 @@ def _time_limits(
     yield conditions.stall_seconds_left(situation, findings)
     yield from situation.in_transition.values()
     yield (draft.hold and draft.hold.seconds_left) or 0.0
-    if current is situation.snapshot.document:
+    if current is situation.snapshot.document:  # nothing is written now: an informational change may have to wait
         yield _seconds_until_informational_write(situation)
     for pod in situation.snapshot.pods:
         if not pod.ended and not pod.ready:

@@ -13,21 +13,24 @@ class BudgetLeft(NamedTuple):
 
 
 def budget_left(situation: Situation) -> BudgetLeft:
-    """Return what is left of the policy's budget; a move is refilled when it leaves the window."""
+    """Return the policy's remaining budget; a move is refilled when it leaves the window."""
     budget = situation.policy.budget
     if budget is None:
         return BudgetLeft(moves=None, refill_seconds=0.0)
     if not budget.max_moves:
         return BudgetLeft(moves=0, refill_seconds=None)
     spent = _moves_in_window(situation)
-    waits = [budget.per - situation.seconds_since(at) for at, _ in spent]
-    moves = max(budget.max_moves - sum(count for _, count in spent), 0)
-    return BudgetLeft(moves, min(waits, default=float(budget.per)))
+    spent_moves = 0
+    refill_seconds = float(budget.per)  # for the moves that are made now
+    for at, count in spent:
+        spent_moves += count
+        refill_seconds = min(refill_seconds, budget.per - situation.seconds_since(at))
+    return BudgetLeft(max(budget.max_moves - spent_moves, 0), refill_seconds)
 
 
 def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str, int], ...]:
     """Return the moves for the next document's record: those in the window, and the present ones."""
-    if situation.snapshot.policy is None:  # its budget is not known
+    if situation.snapshot.policy is None:  # its budget is not known, so keep all moves on record
         return situation.document.spent
     spent = _moves_in_window(situation)
     if situation.policy.budget and voluntary_moves:

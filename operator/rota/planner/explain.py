@@ -29,11 +29,12 @@ def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Exp
     for queue in queues:
         if queue not in explainable:
             raise ValueError(f"There is no queue {queue} among the group's {len(explainable)}")
-    if situation.document.everyone is not None:
+    if situation.document.is_broadcasting:
         sentence = "is read by every member: the group is Broadcasting"
         return [Explanation(queue, None, f"{queue} {sentence}") for queue in queues]
     consumed_and_owned = situation.owners.keys() & set(situation.queues)
-    reasons = _strategy_reasons(situation, [queue for queue in queues if queue in consumed_and_owned])
+    placed_by_strategy = [queue for queue in queues if queue in consumed_and_owned]
+    reasons = _strategy_reasons(situation, placed_by_strategy)
     return [_explain_queue(situation, queue, reasons.get(queue, "")) for queue in queues]
 
 
@@ -47,6 +48,7 @@ def _explainable_queues(situation: Situation) -> set[Queue]:
 
 
 def _explain_queue(situation: Situation, queue: Queue, reason: str) -> Explanation:
+    """Explain a queue; `reason` is the strategy's explanation, empty if no strategy keeps it with its owner."""
     owner = situation.owners.get(queue)
     release = situation.document.releasing.get(queue)
     if release:
@@ -54,9 +56,10 @@ def _explain_queue(situation: Situation, queue: Queue, reason: str) -> Explanati
         return Explanation(queue, None, f"{queue} is being handed over: {release.holder.name} releases it, {successor}")
     if owner is None:
         return Explanation(queue, None, f"{queue} has no owner{_describe_no_owner(situation)}")
-    return Explanation(
-        queue, owner.name, reason or f"{queue} is still with {owner.name}: {_describe_stay(situation, queue, owner)}"
-    )
+    if reason:
+        return Explanation(queue, owner.name, reason)
+    stay = _describe_stay(situation, queue, owner)
+    return Explanation(queue, owner.name, f"{queue} is still with {owner.name}: {stay}")
 
 
 def _describe_no_owner(situation: Situation) -> str:
@@ -94,8 +97,9 @@ def _example_queues(situation: Situation) -> list[Queue]:
     if situation.document.everyone is not None:
         return [*situation.document.everyone[:1]]
     examples: dict[Holder, Queue] = {}
+    consumed = set(situation.queues)
     for queue, holder in sorted(situation.owners.items()):
-        if queue in situation.queues:
+        if queue in consumed:
             examples.setdefault(holder, queue)
     return list(examples.values())
 
@@ -133,7 +137,8 @@ def _reasons_of_policy(
     """Return a strategy's explanations of the present owners; `names` has the member name of each roster member."""
     indexes = {name: index for index, name in enumerate(names)}
     owner_names = {queue: holder.name for queue, holder in situation.owners.items()}
-    owners = np.array([indexes.get(owner_names.get(queue, ""), NO_OWNER) for queue in roster.queues], np.int32)
+    owner_indexes = [indexes.get(owner_names.get(queue, ""), NO_OWNER) for queue in roster.queues]
+    owners = np.array(owner_indexes, np.int32)
     explained = [queue for queue in queues if owner_names[queue] in indexes]
     strategy_options = resolve_options(policy, roster, strategy_inputs_of(situation))
     sentences = explain_all(policy.strategy, roster, owners, explained, strategy_options, present=owner_names)

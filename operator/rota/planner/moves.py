@@ -93,7 +93,7 @@ def decide(situation: Situation) -> Draft:
 
 
 def _hold_back(situation: Situation, classified: Sequence[Decision]) -> tuple[set[Queue], gates.Hold | None]:
-    """Return the queues that may not move now, and the gate that holds them."""
+    """Return the queues that may not move now, and why: a gate holds all voluntary moves, a budget some."""
     draining: set[Queue] = set()
     voluntary: list[Decision] = []
     for decision in classified:
@@ -125,7 +125,7 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
     releasing = dict(current.releasing)
     # Keep forced queues on record: a later owner must know that the former holder may still consume the queue.
     forced = dict(situation.proofs.unresolved_grants)
-    for decision in draft.decisions:
+    for decision in draft.decisions:  # a REVOKE always has a holder, and RETURN, GRANT and FORCE a next owner
         queue = decision.queue
         holder = decision.holder
         next_owner = decision.next_owner
@@ -167,8 +167,8 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
 def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str, str]:
     """Return since when each topic is consumed.
 
-    With `startFrom` Latest, a member begins a queue without a committed offset at the messages of this time. At the
-    queue's end, it would skip messages that were stored before it started.
+    With `startFrom` Latest, a member begins a queue without a committed offset at the messages of this time. If it
+    began at the queue's end instead, it would skip messages that were stored before it started.
     """
     begun = situation.document.begun
     granted = {decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)}
@@ -211,7 +211,8 @@ def unmanaged_queues(situation: Situation) -> frozenset[Queue]:
     desired = compute_desired_owners(situation)
     if desired.problem or desired.roster is None:
         return frozenset()
-    return frozenset(desired.roster.queues[index] for index in np.flatnonzero(desired.owners == NO_OWNER).tolist())
+    queues = desired.roster.queues
+    return frozenset(queues[index] for index in np.flatnonzero(desired.owners == NO_OWNER).tolist())
 
 
 def _keep_present_owners(situation: Situation, roster: Roster, *, assign_unowned: bool = False) -> Owners:
@@ -260,14 +261,15 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     for index in np.flatnonzero((desired.owners != present_owners) | (present_owners == NO_OWNER)).tolist():
         queue = queues[index]
         next_owner = members[desired.owners[index]]
-        if next_owner or queue in situation.owners:
+        if next_owner or queue in situation.owners:  # nothing happens to a queue that has no owner and gets none
             undecided[queue] = next_owner
     pending = [*releasing, *_queues_of_restarted(situation)]
     indexes = {queue: index for index, queue in enumerate(queues)} if pending else {}
     for queue in pending:
         if queue in indexes:
             undecided[queue] = members[desired.owners[indexes[queue]]]
-    # Without releases, the roster's owners are those on record: equally many, if all recorded queues are subscribed.
+    # `unsubscribed` visits every queue, and is empty if all recorded queues are subscribed. Without releases, the
+    # roster's owners are those on record: they are equally many then.
     are_all_subscribed = not releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER)
     return undecided if are_all_subscribed else undecided | dict.fromkeys(situation.subscribed.unsubscribed)
 
@@ -287,7 +289,7 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
     if release:
         are_consumers_unknown = situation.snapshot.unmanaged_consumers is None
         if are_consumers_unknown and release.to is None:
-            next_owner = None  # it may be the share of an unmanaged consumer, which may have started it
+            next_owner = None  # the queue may be the share of an unmanaged consumer, which may consume it already
         revocation = Revocation(release.since, situation.seconds_since(release.at))
         evidence = situation.proofs.evidence_of(release.holder, release.incarnation)
         proven = find_proof(queue, release.holder, revocation, evidence, situation.policy.handover)
@@ -298,7 +300,7 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
         proven = find_proof(queue, owner, None, evidence, situation.policy.handover)
         change = _desired_change(owner, next_owner)
         # A queue that the group stopped consuming, or that unmanaged consumers get, must leave its owner.
-        may_keep = change is DesiredChange.MOVE or queue in situation.subscribed.releasable
+        may_keep = change is DesiredChange.MOVE or queue in situation.subscribed.postponable
         # An owned queue that stays is decided on only after its owner's restart, for which there is a proof.
         is_voluntary = proven is Proof.NONE and may_keep
         return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, is_voluntary=is_voluntary)
@@ -338,7 +340,7 @@ def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int)
 def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
     """Sort moves by how few queues the next owner has: a budget may allow only the first ones.
 
-    Moves to equally loaded owners stay in the order of their queues.
+    A queue that no member gets comes first, as one for a member without queues. Equal moves keep their order.
     """
     if not voluntary:
         return []
@@ -348,13 +350,13 @@ def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> 
 
 def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
     """Return the shares of all entries, and of ended members (these have no entry) that still own queues."""
-    queues: dict[str, list[Queue]] = {name: [] for name in entries}
+    queues_by_name: dict[str, list[Queue]] = {name: [] for name in entries}
     uids = dict(entries)
     for queue, holder in owned.items():
-        queues.setdefault(holder.name, []).append(queue)
+        queues_by_name.setdefault(holder.name, []).append(queue)
         uids[holder.name] = holder.uid
     shares = {}
-    for name, share in queues.items():
+    for name, queues in queues_by_name.items():
         holder = Holder(name, uids[name])
-        shares[name] = Share(holder.uid, tuple(sorted(share)), situation.incarnation_of(holder))
+        shares[name] = Share(holder.uid, tuple(sorted(queues)), situation.incarnation_of(holder))
     return shares

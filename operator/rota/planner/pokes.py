@@ -14,7 +14,11 @@ MAX_POKE_INTERVAL_SECONDS = 30.0  # between two pokes of a pod that does not obe
 def pods_behind(
     pods: Sequence[PodSnapshot], document: Assignment, deleted_uids: frozenset[str], settings: str = ""
 ) -> list[PodSnapshot]:
-    """Return the pods that have yet to apply a change of the document or of the settings (given as digest)."""
+    """Return the pods that have yet to apply a change of the document or of the settings (given as digest).
+
+    A pod that obeys the document's generation has read its settings, too. An older generation is enough if no revoke,
+    barrier or restart requires a later one, the settings are the same, and the pod consumes just its queues.
+    """
     revoked_in: dict[Holder, int] = {}
     for release in document.releasing.values():
         revoked_in[release.holder] = max(revoked_in.get(release.holder, 0), release.since)
@@ -25,8 +29,8 @@ def pods_behind(
             return False
         # A restarted pod must obey a document with incarnations: that proves the end of its earlier process.
         after_restart = document.incarnations_since if incarnations.has_restarted(document, pod) else 0
-        required = max(revoked_in.get(pod.holder, 0), document.barrier, after_restart)
-        if pod.generation < required or has_other_settings(pod, settings):
+        required_generation = max(revoked_in.get(pod.holder, 0), document.barrier, after_restart)
+        if pod.generation < required_generation or has_other_settings(pod, settings):
             return True
         return pod.held_queues != frozenset(incarnations.assigned_queues(document, pod))
 
@@ -65,10 +69,11 @@ def seconds_until_next_poke(pods: Sequence[PodSnapshot], new_pokes: Mapping[str,
     for pod in pods:
         new_poke = new_pokes.get(pod.name)
         seconds = _poke_interval(new_poke) if new_poke else _poke_interval(pod.poke) - pod.poked_for
-        if seconds > 0:
+        if seconds > 0:  # otherwise it terminates, and is poked no more
             earliest = min(earliest, seconds)
     return earliest
 
 
 def _poke_interval(poke: Poke) -> float:
-    return min(2.0 ** min(poke.attempts - 1, 10), MAX_POKE_INTERVAL_SECONDS)
+    """Return the seconds from this poke to the next: twice as many after each attempt, up to a limit."""
+    return min(2.0 ** min(poke.attempts - 1, 10), MAX_POKE_INTERVAL_SECONDS)  # a user may write any number of attempts

@@ -58,14 +58,14 @@ def plausible_generation(generation: object) -> int:
 
 def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     """Return the recovery generation; past moves are not known, so the whole budget counts as spent."""
-    spent_moves = _spent_moves_unknown(snapshot.policy)
+    spent_moves = _moves_assumed_spent(snapshot.policy)
     last_generation = snapshot.document.generation if snapshot.document else 0
     generation = max(highest_generation(snapshot) + 1, last_generation + 1, int(now))
-    previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")
+    previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")  # so that `since` starts here
     since = incarnations.incarnations_since(snapshot, previous)
     shares: dict[str, Share] = {}
     claimed: set[Queue] = set()
-    # If two pods hold a queue, the pod with the later generation keeps it.
+    # If two pods hold a queue, the pod with the later generation keeps it; of the same generation, the first by name.
     ended = snapshot.ended_uids
     for pod in sorted(snapshot.pods, key=lambda pod: (-pod.generation, pod.name)):
         if pod.uid not in ended:
@@ -85,7 +85,7 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     )
 
 
-def _spent_moves_unknown(policy: PolicySpec | None) -> int:
+def _moves_assumed_spent(policy: PolicySpec | None) -> int:
     """Return the moves to count as spent when past moves are not known: the whole budget; none without a budget."""
     if policy is None:  # its budget is not known
         return UNKNOWN_SPENT_MOVES
@@ -100,7 +100,10 @@ def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:
 
 
 def barrier_proof(document: Assignment, pods: Sequence[PodSnapshot], rules: Handover, now: float) -> Proof:
-    """Return the proof, if any, that no pod consumes a queue without an owner on record."""
+    """Return the proof that no pod consumes a queue without an owner on record.
+
+    RELEASED: every running pod has obeyed the barrier. LOST: every other pod is lost. NONE: some pod is neither.
+    """
     since = seconds_since(document.issued_at, now)
     proof = Proof.RELEASED
     for pod in pods:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
+from itertools import starmap
 
 from rota.documents import Assignment, Share
 from rota.model import Holder, Queue
@@ -91,11 +92,11 @@ class Situation:
     def unowned_queues(self, document: Assignment) -> list[Queue]:
         """Return the queues that no member consumes: they have no owner, and are not being released.
 
-        On record a queue stays with an ended member until another takes it over, and with a member asked to drain.
+        On record, such a queue may still have an owner: a member that has ended, or that drains only for a while.
         """
-        if document.everyone is not None:  # Broadcasting: every member consumes all queues
+        if document.is_broadcasting:  # every member consumes all queues
             return []
-        unconsumed = frozenset[Queue]().union(*(self._unconsumed_queues(*share) for share in document.members.items()))
+        unconsumed = frozenset[Queue]().union(*starmap(self._unconsumed_queues, document.members.items()))
         owners = self.owners_by(document)
         releasing = document.releasing
         return [
@@ -109,6 +110,6 @@ class Situation:
         is_replaced_in_place = self.is_counted(name) and self.pods[name].uid == share.uid  # by the pod's next process
         if evidence.ended and not is_replaced_in_place:
             return share.queues
-        report = evidence.report if evidence.has_obeyed(holder, 0) else None  # 0: any report of this very pod
+        report = evidence.report if evidence.has_reported(holder) else None
         drains_for_a_while = report and report.may_resume and not evidence.terminating
         return frozenset(share.queues) - evidence.active_queues if drains_for_a_while else ()

@@ -154,8 +154,8 @@ class Snapshot:
 
     group: str  # namespace/name
     spec: GroupSpec | None  # None: it is invalid; `problems` has the reason
-    policy: PolicySpec | None = field(default_factory=PolicySpec)  # None: as above
-    document: Assignment | None = None  # None: missing or damaged
+    policy: PolicySpec | None = field(default_factory=PolicySpec)  # None: it is missing or invalid
+    document: Assignment | None = None  # None: not written yet, missing or damaged
     damage: str = ""  # why the stored assignment cannot be trusted
     settings: str = ""  # group.json as stored with the document
     settings_age: float = 0.0  # seconds since `settings` changed
@@ -172,7 +172,7 @@ class Snapshot:
     problems: tuple[Finding, ...] = ()  # found while reading the state: a missing Secret, an unknown topic
     status: Mapping[str, Any] = field(default_factory=dict)  # as the last plan set it
     observed_generation: int = 0  # metadata.generation
-    rolling_out: bool | None = False  # whether its Deployment is; None: not applied for this metadata.generation yet
+    rolling_out: bool | None = False  # its Deployment is; None: it is not applied for this metadata.generation yet
     max_schema: int = ASSIGNMENT_SCHEMA  # the highest document schema that may be written
 
     @property
@@ -204,6 +204,12 @@ class Snapshot:
     def last_rebalance(self) -> Mapping[str, Any] | None:
         """The last rebalance in the status; it has `seconds` once it is over."""
         return self.status.get("lastRebalance")
+
+    @property
+    def ongoing_rebalance(self) -> Mapping[str, Any] | None:
+        """The last rebalance in the status while it is not over; otherwise None."""
+        last = self.last_rebalance
+        return last if last and "seconds" not in last else None
 
     @property
     def subscribed_topics(self) -> list[str]:

@@ -32,10 +32,10 @@ class SubscribedQueues:
         return [queue for queue in (*self.owners, *self.document.releasing) if queue not in group_queues]
 
     @cached_property
-    def releasable(self) -> frozenset[Queue]:
-        """The queues that may be revoked although the policy gives them to no member.
+    def postponable(self) -> frozenset[Queue]:
+        """The queues that may stay with their owner for a while although the policy gives them to no member.
 
-        None while unmanaged consumers have a share: these queues are theirs, and stay until they consume them.
+        Without unmanaged consumers, every queue of the group. With them, none: a queue that no member gets is theirs.
         """
         return frozenset() if self.snapshot.unmanaged_consumers else frozenset(self.queues)
 
@@ -59,16 +59,19 @@ class SubscribedQueues:
     def retry_topic(self) -> str:
         """The group's own retry topic; those of other groups may be subscribed to like any topic."""
         spec = self.snapshot.spec
+        if spec and spec.group:  # the consumer group at the broker, if it has another name than the ConsumerGroup
+            return RETRY_TOPIC_PREFIX + spec.group
         _, _, name = self.snapshot.group.partition("/")
-        return RETRY_TOPIC_PREFIX + ((spec and spec.group) or name)
+        return RETRY_TOPIC_PREFIX + name
 
     @property
     def _topics(self) -> list[str]:
+        """The topics to consume: the subscribed ones, and the retry topic if the snapshot has a view of it."""
         if self.snapshot.spec is None or self.snapshot.must_release_all:
             return []
         topics = self.snapshot.subscribed_topics
-        has_retry_route = self.retry_topic in self.snapshot.views
-        return [*topics, self.retry_topic] if has_retry_route and self.retry_topic not in topics else topics
+        has_retry_view = self.retry_topic in self.snapshot.views
+        return [*topics, self.retry_topic] if has_retry_view and self.retry_topic not in topics else topics
 
     def _routed(self, topic: str) -> Sequence[Queue]:
         """Return the queues in the topic's route; none without a response."""
@@ -79,6 +82,7 @@ class SubscribedQueues:
         return topic != self.retry_topic and not self._routed(topic)
 
     def _queues_of(self, topic: str) -> Sequence[Queue]:
+        """Return the queues of a topic: those of its route, and until that is stable also those on record."""
         view = self.snapshot.views.get(topic)
         if view and view.queues and view.stable_for >= SHRINK_PATIENCE_SECONDS:
             return view.queues

@@ -3,7 +3,6 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from rota.spec.rules import parse_spans
 from rota.strategies import prepared
 from rota.strategies.arrays import Owners
 
-# The policy of unmanaged consumers: operator and members must compute the same as they do.
+# The policy of unmanaged consumers: while a group has some, the operator must compute the same owners as they do.
 UNMANAGED_POLICY = PolicySpec(strategy="Averagely")
 
 
@@ -40,7 +39,8 @@ def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids:
     ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
     all_clients = Roster.of(roster.queues, [*ours, *distinct_client_ids(unmanaged)])
     own_indexes = [ours.get(client, NO_OWNER) for client in all_clients.members]
-    return np.array(own_indexes, dtype=np.int32)[prepared(UNMANAGED_POLICY.strategy)(all_clients)]
+    owners_among_all = prepared(UNMANAGED_POLICY.strategy)(all_clients)  # indexes of clients, members or not
+    return np.array(own_indexes, dtype=np.int32)[owners_among_all]
 
 
 def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
@@ -103,9 +103,12 @@ def _configured_queues(members: Collection[ConfiguredMember], roster: Roster) ->
     by_run = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
     configured: dict[str, list[Queue]] = {}
     for entry in members:
-        if entry.index < len(roster.members):
-            ranges = [_queues_in_range(block, by_run.get((block.topic, block.broker), ())) for block in entry.queues]
-            configured[roster.members[entry.index]] = [*chain.from_iterable(ranges)]
+        if entry.index >= len(roster.members):  # the group has fewer members at present
+            continue
+        queues: list[Queue] = []
+        for block in entry.queues:
+            queues += _queues_in_range(block, by_run.get((block.topic, block.broker), ()))
+        configured[roster.members[entry.index]] = queues
     return configured
 
 

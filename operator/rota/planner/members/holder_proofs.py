@@ -66,21 +66,22 @@ class HolderProofs:
             return {}
         proofs: dict[Queue, Proof] = {}
         named = {*self.owners, *self.document.releasing}
-        # The first document after the loss revokes such queues. Later ones are newer, so a pod counts as lost later.
+        # The first document after the loss revokes such queues. A later one makes this time shorter, which is safe.
         revoked_for = record.seconds_since(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
-            if not self.evidence_of(pod.holder).ended:
-                is_lost = pod.evidence.is_lost(self.rules, revoked_for)
-                for queue in pod.active_queues - named:  # the weakest proof of all pods counts
-                    if proofs.get(queue) is not Proof.NONE:
-                        proofs[queue] = Proof.LOST if is_lost else Proof.NONE
+            if self.evidence_of(pod.holder).ended:
+                continue
+            proof = Proof.LOST if pod.evidence.is_lost(self.rules, revoked_for) else Proof.NONE
+            for queue in pod.active_queues - named:
+                if proofs.get(queue) is not Proof.NONE:  # the weakest proof of all pods counts
+                    proofs[queue] = proof
         return proofs
 
     @cached_property
     def unresolved_grants(self) -> dict[Queue, int]:
         """The forced grants on record whose queues may still have two consumers."""
-        is_resolved = self.is_forced_grant_resolved
-        return {queue: since for queue, since in self.document.forced.items() if not is_resolved(queue, since)}
+        forced = self.document.forced
+        return {queue: forced[queue] for queue in forced if not self.is_forced_grant_resolved(queue, forced[queue])}
 
     def is_forced_grant_resolved(self, queue: Queue, generation: int) -> bool:
         """Whether a queue that this generation granted by force has one consumer again, if any.
@@ -93,7 +94,7 @@ class HolderProofs:
 
     @cached_property
     def _oldest_generation(self) -> int:
-        """The oldest generation that a member may still obey."""
+        """The oldest generation that a member may still obey; 0 while a holder without a pod may not have ended."""
         pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
         absent_holders = self.document.entry_holders.difference(pod.holder for pod in pods)
         if not all(self.evidence_of(holder).ended for holder in absent_holders):

@@ -22,7 +22,8 @@ RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)  # by number of restarts: unti
 def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
     """Return from which generation on shares name incarnations, for the next document; 0: they do not.
 
-    Shares begin to name them when every member has reported and can read them, and stop if a member cannot.
+    Shares begin to name them once every running pod has reported one, and every other holder of queues has ended. They
+    stop when a member cannot read them, or when documents of this schema may not be written.
     """
     pods = snapshot.running_pods
     if snapshot.max_schema < INCARNATIONS_SCHEMA or not all(map(_may_read_incarnations, pods)):
@@ -30,9 +31,10 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
     if document.incarnations_since:
         return document.incarnations_since
     identified = {pod.holder for pod in pods if pod.incarnation}
+    if not pods or len(identified) < len(pods):
+        return 0
     uids_of_others = {holder.uid for holder in document.queue_holders - identified}
-    are_holders_identified = uids_of_others <= snapshot.ended_uids
-    return document.generation + 1 if pods and len(identified) == len(pods) and are_holders_identified else 0
+    return document.generation + 1 if uids_of_others <= snapshot.ended_uids else 0
 
 
 def _may_read_incarnations(pod: PodSnapshot) -> bool:
@@ -56,6 +58,7 @@ def _share_of(document: Assignment, pod: PodSnapshot) -> Share:
 
 
 def _queues_of_earlier_processes(document: Assignment, pod: PodSnapshot) -> Collection[Queue]:
+    """Return the queues of the pod, owned or being released, that the document leaves to an earlier process."""
     share = _share_of(document, pod)
     released = document.releases_by_holder.get(pod.holder, ())
     queues = [queue for queue in released if pod.is_successor_of(document.releasing[queue].incarnation)]
@@ -68,17 +71,18 @@ def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> Hol
     A process counts as ended only if its pod has obeyed a document with incarnations (a later process may read an older
     document late, and would consume its shares), and if the report is fresh (the later process may inherit the share).
     """
-    if not (incarnation and pod.incarnation):
+    if not (incarnation and pod.incarnation):  # its processes have no numbers
         return pod.evidence
     has_obeyed = pod.generation >= document.incarnations_since > 0
     is_fresh = max(pod.unreachable_for, pod.rejected_for) < MAX_REPORT_AGE_SECONDS
     if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
         has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_REPORT_AGE_SECONDS
         return replace(pod.evidence, ended=pod.ended or (has_obeyed and is_fresh and has_just_stopped))
+    is_later = pod.incarnation > incarnation  # the process that reported last
     may_resume = pod.report is not None and pod.report.may_resume  # then it may consume inherited queues again
-    if pod.incarnation > incarnation and (has_inherited(document, pod) or may_resume):
+    if is_later and (has_inherited(document, pod) or may_resume):
         return pod.evidence
-    if pod.incarnation > incarnation and has_obeyed and is_fresh:  # a later process reports
+    if is_later and has_obeyed and is_fresh:
         return replace(pod.evidence, ended=True)
     # The report is not of this process, so it says nothing about the queues of this process.
     return replace(pod.evidence, report=None, active_queues=frozenset())
@@ -116,7 +120,7 @@ def assigned_queues(document: Assignment, pod: PodSnapshot) -> Collection[Queue]
 
 
 def stopped_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
-    """Return the members with an ended process; none if these are more than half: too many for the others.
+    """Return the members with an ended process; none if these are more than half: too many for the others to replace.
 
     The whole fleet may have been restarted. Then each new process takes over its pod's queues.
     """
@@ -141,9 +145,10 @@ def _is_pausing(pod: PodSnapshot, document: Assignment) -> bool:
 
 
 def _restart_pause(pod: PodSnapshot, document: Assignment) -> float:
+    """Return how long a member has to serve before it gets queues; 0 while it keeps those on record."""
     share = _share_of(document, pod)
-    has_taken_up = share.incarnation == pod.incarnation
-    if not pod.restarts or (share.queues and (pod.restarts == 1 or has_taken_up)):
+    may_keep_queues = pod.restarts == 1 or share.incarnation == pod.incarnation
+    if not pod.restarts or (share.queues and may_keep_queues):
         return 0.0
     return RESTART_PAUSES_SECONDS[min(pod.restarts, len(RESTART_PAUSES_SECONDS)) - 1]
 

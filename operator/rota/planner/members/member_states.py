@@ -22,8 +22,8 @@ class MemberState(StrEnum):
     RESTARTING = "Restarting"  # its sidecar's process has ended, or the next one has not served for long enough
     CUT_OFF = "CutOff"  # other members reach a broker that it does not reach
     LOST = "Lost"  # not ready, and its sidecar does not respond
-    LEAVING = "Leaving"
-    ENDED = "Ended"
+    LEAVING = "Leaving"  # terminates, or reports that it drains for good
+    ENDED = "Ended"  # Succeeded, Failed, or deleted
 
     @property
     def is_counted(self) -> bool:
@@ -71,7 +71,7 @@ def owns_queues(document: Assignment, pod: PodSnapshot) -> bool:
 
 
 def awaits_namesake(document: Assignment, pod: PodSnapshot, deleted: frozenset[str]) -> bool:
-    """Whether the name's only entry belongs to an earlier pod or process that is not known to have ended."""
+    """Whether the document's one entry of this name is of an earlier pod or process that may not have ended."""
     share = document.members.get(pod.name)
     if share is None:
         return False

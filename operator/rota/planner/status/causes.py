@@ -41,6 +41,7 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
     if situation.snapshot.is_duplicate:
         return Finding(Reason.DUPLICATE_CONSUMER_GROUP, "An older ConsumerGroup has the same consumer group")
     if not situation.owners and not situation.document.releasing:
+        # A rebuilt assignment, or the first one after Broadcasting, may have no owners either: it has a barrier.
         if situation.document.generation > 1 and not situation.document.barrier:
             return Finding(Reason.GROUP_RESUMED, "No queue had an owner")
         return Finding(Reason.FIRST_ASSIGNMENT, "A new group")
@@ -54,10 +55,15 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
 
 
 def _cause_by_leavers(situation: Situation) -> Finding | None:
+    """Return the cause if holders of queues do not count any more; its reason is the first of _REASON_OF_LEAVER."""
     names: dict[MemberState | None, list[str]] = {}
     for holder in sorted(situation.document.queue_holders):
         names.setdefault(_holder_state(situation, holder), []).append(holder.name)
-    findings = [_members_cause(reason, names[state]) for state, reason in _REASON_OF_LEAVER.items() if state in names]
+    findings = []
+    for state, reason in _REASON_OF_LEAVER.items():
+        leavers = names.get(state)
+        if leavers:
+            findings.append(_members_cause(reason, leavers))
     return join_findings(findings) if findings else None
 
 
@@ -73,7 +79,7 @@ def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
 
 
 def _cause_by_unmanaged(situation: Situation) -> Finding | None:
-    """Return the cause if unmanaged consumers came or went; their unassigned queues would look like new ones."""
+    """Return the cause if unmanaged consumers came or went; without it, their queues would look like new ones."""
     consumers = situation.snapshot.unmanaged_consumers
     was_published = conditions.has_condition(situation.snapshot.status, Reason.UNMANAGED_CONSUMERS)
     if consumers is None or bool(consumers) == was_published:
@@ -83,8 +89,10 @@ def _cause_by_unmanaged(situation: Situation) -> Finding | None:
 
 
 def _cause_by_queues(situation: Situation) -> Finding | None:
+    """Return the cause if queues came or went; QueuesAdded and QueuesRemoved if no subscribed topic is new or lost."""
     subscribed = situation.subscribed
     recorded = {*situation.owners, *situation.document.releasing}
+    # The share of unmanaged consumers is not on record: with them, a queue off record need not be new.
     added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.queues) - recorded
     removed = set(subscribed.unsubscribed)
     if added and _topics_of(added) <= {*subscribed.recorded_by_topic, subscribed.retry_topic}:
@@ -107,14 +115,15 @@ def _cause_by_joiners(situation: Situation) -> Finding | None:
 
 
 def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
+    """Return the cause of a change with the same members and queues: another strategy, or other inputs of it."""
     moving = draft.with_acts(*MOVING_ACTS)
     if situation.snapshot.unmanaged_consumers and (moving or draft.strategy != situation.document.strategy):
         return Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(situation.snapshot.unmanaged_consumers))
     if draft.strategy != situation.document.strategy:
         return Finding(Reason.POLICY_CHANGED, f"The strategy is now {draft.strategy}")
     if moving:
-        last = situation.snapshot.last_rebalance
-        ongoing = reason_named(last.get("reason")) if last and "seconds" not in last else None
+        rebalance = situation.snapshot.ongoing_rebalance
+        ongoing = reason_named(rebalance.get("reason")) if rebalance else None
         # In the same rebalance, queues revoked earlier are granted now.
         if ongoing and all(decision.state is OwnershipState.RELEASING for decision in moving):
             return Finding(ongoing, f"The rebalance that began with {ongoing} continues")

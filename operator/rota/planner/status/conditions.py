@@ -79,8 +79,8 @@ def build_conditions(
         stalled,
         *(Condition(str(finding.reason), finding) for finding in sorted(first_of_each_reason(findings))),
     ]
-    published = [_condition_body(condition, prior.get(condition.type, {}), situation) for condition in current]
-    return published + _past_problems(situation, prior.values(), {condition.type for condition in current})
+    bodies = [_condition_body(condition, prior.get(condition.type, {}), situation) for condition in current]
+    return bodies + _past_problems(situation, prior.values(), {condition.type for condition in current})
 
 
 def first_of_each_reason(findings: Sequence[Finding]) -> Iterable[Finding]:
@@ -90,8 +90,12 @@ def first_of_each_reason(findings: Sequence[Finding]) -> Iterable[Finding]:
 
 def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> float:
     """Return after how many seconds a present problem makes the group Stalled; 0 if none does, or it already is."""
-    published = [_seconds_published(situation, finding) for finding in findings if _is_reconciling_at_first(finding)]
-    return min((STALL_SECONDS - seconds for seconds in published if seconds < STALL_SECONDS), default=0.0)
+    seconds_left = []
+    for finding in filter(_is_reconciling_at_first, findings):
+        seconds = _seconds_published(situation, finding)
+        if seconds < STALL_SECONDS:
+            seconds_left.append(STALL_SECONDS - seconds)
+    return min(seconds_left, default=0.0)
 
 
 def compute_progress(
@@ -104,9 +108,7 @@ def compute_progress(
     if without_members := _progress_without_members(situation, findings):
         return without_members
     if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
-        # Time alone does not end these holds: a user or a broker has to. A budget of 0 moves is never refilled.
-        is_lasting = draft.hold.reason in {Reason.PAUSED, Reason.BROKER_METADATA_UNAVAILABLE, Reason.INVALID_POLICY}
-        is_lasting |= draft.hold.reason is Reason.BUDGET_SPENT and draft.hold.seconds_left is None
+        is_lasting = draft.hold.seconds_left is None  # a user or a broker has to end the hold, not time alone
         is_policy_missing = Reason.MISSING_POLICY in situation.snapshot.problem_reasons  # the cause of a lasting hold
         reason = Reason.MISSING_POLICY if is_policy_missing and is_lasting else draft.hold.reason
         return GroupProgress(Finding(reason, draft.hold.message), is_active=not is_lasting)
@@ -133,8 +135,8 @@ def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
     spec = situation.snapshot.spec
     if spec and spec.paused:  # Ready once the pause is complete: the group is as its user wants it, like 0 replicas
         document = situation.document
-        is_complete = not (situation.owners or document.releasing or document.everyone)
-        return Condition("Ready", Finding(Reason.GROUP_PAUSED, "spec.paused is set: no member consumes"), is_complete)
+        is_released = not (situation.owners or document.releasing or document.everyone)
+        return Condition("Ready", Finding(Reason.GROUP_PAUSED, "spec.paused is set: no member consumes"), is_released)
     if obstacle := _why_not_ready(situation, findings):
         return Condition("Ready", obstacle, holds=False)
     sizes = f"{pluralize(len(situation.queues), 'queue')}, {pluralize(len(situation.counted_members), 'member')}"
@@ -146,9 +148,11 @@ def _why_not_ready(situation: Situation, findings: Sequence[Finding]) -> Finding
         return next(iter(findings), Finding(Reason.INVALID_SPEC, "The group's spec is invalid"))
     if _is_starting(situation):
         return _first_member_awaited(situation)
-    stopped = next((finding for finding in findings if ReasonKind.NOT_READY in finding.reason.kinds), None)
-    if stopped or situation.queues:
-        return stopped
+    for finding in findings:
+        if ReasonKind.NOT_READY in finding.reason.kinds:
+            return finding
+    if situation.queues:
+        return None
     return next((finding for finding in findings if finding.is_harmful), _NO_QUEUES_KNOWN)
 
 
@@ -229,6 +233,7 @@ def _past_problems(situation: Situation, prior: Iterable[Mapping[str, Any]], cur
             past.append(_condition_body(Condition(condition["type"], over, holds=False), condition, situation))
         else:
             past.append({**condition, "observedGeneration": situation.snapshot.observed_generation})
+    # Conditions with the same time stay in the order of their types.
     past.sort(key=lambda condition: condition["type"])
     past.sort(key=lambda condition: condition["lastTransitionTime"], reverse=True)
     return past[:MAX_PAST_PROBLEMS]

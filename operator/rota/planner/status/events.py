@@ -24,13 +24,14 @@ def build_events(
 def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> Iterator[Event]:
     last = status.get("lastRebalance")
     previous = situation.snapshot.last_rebalance
-    if draft.with_acts(*causes.MOVING_ACTS) and last and (not previous or last["at"] != previous["at"]):
+    has_begun = last and (not previous or last["at"] != previous["at"])
+    if has_begun and draft.with_acts(*causes.MOVING_ACTS):
         cause = causes.rebalance_cause(situation, draft)
         moving = len(draft.with_acts(Act.REVOKE, Act.GRANT, Act.FORCE))
         change = "changes" if moving == 1 else "change"
         yield Event(cause.reason, f"{cause.message}; {pluralize(moving, 'queue')} {change} hands")
-    is_over = last and previous and "seconds" in last and "seconds" not in previous
-    if last and is_over and last["seconds"] >= SINGLE_EVENT_SECONDS:
+    has_ended = last and "seconds" in last and situation.snapshot.ongoing_rebalance
+    if last and has_ended and last["seconds"] >= SINGLE_EVENT_SECONDS:
         message = f"{last['reason']}: {pluralize(last['moved'], 'queue')} moved in {last['seconds']:g} s"
         yield Event(Reason.SETTLED, message)
 

@@ -46,16 +46,16 @@ def build_status(
 
 def _last_rebalance(situation: Situation, draft: Draft, *, is_settled: bool) -> Mapping[str, Any] | None:
     """Return the last rebalance: it starts with a document; once all members obey, it is over and has `seconds`."""
-    last = situation.snapshot.last_rebalance
+    ongoing = situation.snapshot.ongoing_rebalance
     moved = len(draft.with_acts(Act.GRANT, Act.FORCE))
     if draft.with_acts(*causes.MOVING_ACTS):
-        if last and "seconds" not in last:
-            return {**last, "moved": last["moved"] + moved}
+        if ongoing:
+            return {**ongoing, "moved": ongoing["moved"] + moved}
         return {
             "reason": str(causes.rebalance_cause(situation, draft).reason),
             "at": situation.formatted_now,
             "moved": moved,
         }
-    if last and "seconds" not in last and is_settled:
-        return {**last, "seconds": round(max(situation.seconds_since(last["at"]), 0.0), 3)}
-    return last
+    if ongoing and is_settled:
+        return {**ongoing, "seconds": round(max(situation.seconds_since(ongoing["at"]), 0.0), 3)}
+    return situation.snapshot.last_rebalance

@@ -46,11 +46,12 @@ def document_records(situation: Situation, draft: Draft, document: Assignment) -
 def _handover_records(draft: Draft, group: str, at: str, generation: int) -> Iterator[dict[str, object]]:
     """Yield a record about each change of owners; a record has the queues whose decisions differ in nothing else."""
 
-    def kind(decision: Decision) -> tuple[str, str, OwnershipState, Holder, Holder]:
-        none = Holder("", "")
+    def all_but_queue(decision: Decision) -> tuple[str, str, OwnershipState, Holder, Holder]:
+        none = Holder("", "")  # can be sorted, which None cannot
         return decision.act, decision.proof, decision.state, decision.holder or none, decision.next_owner or none
 
-    for _, group_of_similar in groupby(sorted(draft.with_acts(*causes.MOVING_ACTS), key=kind), key=kind):
+    moving = sorted(draft.with_acts(*causes.MOVING_ACTS), key=all_but_queue)
+    for _, group_of_similar in groupby(moving, key=all_but_queue):
         similar = list(group_of_similar)
         yield journal_record(
             "handover",

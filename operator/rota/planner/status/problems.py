@@ -119,7 +119,7 @@ def _describe_no_members(situation: Situation) -> str:
 
 
 def _member_problems(situation: Situation, found_reasons: Container[Reason]) -> list[Finding]:
-    """Return members' problems that the operator has not found itself; a later sidecar may report unknown ones."""
+    """Return members' problems that the operator has not found itself; MEMBER_PROBLEM stands for unknown ones."""
     members: dict[Reason, list[str]] = {}
     first_sentences: dict[Reason, str] = {}
     for pod in situation.snapshot.pods:
