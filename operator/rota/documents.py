@@ -214,7 +214,7 @@ def _assignment_body(assignment: Assignment) -> dict[str, Any]:
         "members": shares,
         "releasing": _nest_by_queue(assignment.releasing, _release_body),
         "forced": _nest_by_queue(assignment.forced, int),
-        "spent": [list(entry) for entry in assignment.spent],
+        "spent": list(map(list, assignment.spent)),
         "barrier": assignment.barrier,
     }
 

@@ -34,7 +34,7 @@ def pods_behind(
             return True
         return pod.held_queues != frozenset(incarnations.assigned_queues(document, pod))
 
-    return [pod for pod in pods if is_behind(pod)]
+    return list(filter(is_behind, pods))
 
 
 def pods_behind_in_settings(

@@ -214,7 +214,7 @@ class Snapshot:
     @property
     def subscribed_topics(self) -> list[str]:
         """The topics of the subscriptions, also other groups' retry topics; none if the spec is invalid."""
-        return [subscription.topic for subscription in self.spec.subscriptions] if self.spec else []
+        return self.spec.topics if self.spec else []
 
     @property
     def routed_queues(self) -> set[Queue]:

@@ -178,6 +178,11 @@ class GroupSpec(_SpecBlock, frozen=True):
     paused: bool = False
 
     @property
+    def topics(self) -> list[str]:
+        """The subscribed topics."""
+        return [subscription.topic for subscription in self.subscriptions]
+
+    @property
     def is_orderly(self) -> bool:
         """Whether each queue's messages are delivered one after another."""
         return self.ordering == "Orderly"

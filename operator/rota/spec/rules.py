@@ -40,7 +40,7 @@ def _reading_mistakes(spec: "GroupSpec") -> Iterator[str]:
     tls = spec.broker.rocketmq.tls
     if not tls.enabled and (tls.ca_secret or tls.client_secret):
         yield "spec.broker.rocketmq.tls names a Secret although enabled is false; set it to true, or remove the Secret"
-    topics = {subscription.topic for subscription in spec.subscriptions}
+    topics = set(spec.topics)
     if len(topics) < len(spec.subscriptions):
         yield "spec.subscriptions names a topic twice; join the two expressions with ||"
     if not all(map(_selects_messages, spec.subscriptions)):

@@ -11,7 +11,7 @@ from rota.model import Queue
 
 def check_queues(label: str, value: object) -> list[Queue]:
     """Return a list of queues, each of them input as (topic, broker, id)."""
-    return [_queue(entry) for entry in _check_list(label, value, "queues")]
+    return list(map(_queue, _check_list(label, value, "queues")))
 
 
 def check_names(label: str, value: object) -> list[str]:

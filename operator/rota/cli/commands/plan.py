@@ -54,7 +54,7 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
         names = ", ".join(sorted(set(missing_owners))[:3])
         belong = "queue belongs" if len(missing_owners) == 1 else "queues belong"
         notes.append(f"missing: {len(missing_owners)} {belong} to members that do not exist, such as {names}")
-    topics = {subscription.topic for subscription in inputs.group.subscriptions}
+    topics = set(inputs.group.topics)
     if unknown_topics := topics.difference(run.topic for run in roster.runs):
         notes.append(f"unknown: topics without queues: {', '.join(sorted(unknown_topics))}")
     if inputs.client_ids and not inputs.unmanaged:

@@ -96,11 +96,11 @@ async def _run_member(
     background = [documents.assign_queues(source.brokers)]
     if source.memory_cluster:
         background.append(_send_lines(source.memory_cluster))
-        topics = ", ".join(_topic_names(group))
+        topics = ", ".join(group.topics)
         click.echo(f"Type `TOPIC BODY` to send a message; topics: {topics}. Ctrl-C stops.", err=True)
     stopping = asyncio.Event()
     _stop_on_signal(stopping)
-    tasks = [asyncio.create_task(coroutine) for coroutine in background]
+    tasks = list(map(asyncio.create_task, background))
     try:
         pull_port = options["app_port"] if options["app_port"] and group.delivery.mode == "Pull" else pull.PORT
         await run_member(identity, source.connect, stopping, options["port"], pull_port)
@@ -124,13 +124,9 @@ def _stop_on_signal(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, end)
 
 
-def _topic_names(group: GroupSpec) -> list[str]:
-    return [subscription.topic for subscription in group.subscriptions]
-
-
 async def _connect_memory(group: GroupSpec) -> MessageSource:
     memory = MemoryCluster()
-    for topic in _topic_names(group):
+    for topic in group.topics:
         await memory.create_topic(topic, BROKER, QUEUES_PER_TOPIC)
     return MessageSource(memory, lambda _, membership: MemoryConsumer(memory, membership), memory)
 
@@ -170,7 +166,7 @@ class _LocalConfigWriter:
         missing = []
         is_broadcasting = self._group.message_model == "Broadcasting"
         retry_topics = [] if is_broadcasting else [f"{RETRY_TOPIC_PREFIX}{self._group.group}"]
-        for topic in [*_topic_names(self._group), *retry_topics]:
+        for topic in [*self._group.topics, *retry_topics]:
             try:
                 queues += await brokers.queues(topic)
             except NotFoundError:

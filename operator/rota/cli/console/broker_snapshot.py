@@ -20,7 +20,7 @@ class BrokerSnapshot(NamedTuple):
 
 def read_broker_snapshot(name_server: str, group: str, topics: list[str]) -> BrokerSnapshot:
     """Read the group from its brokers; raise ValueError if they do not respond or deny access."""
-    servers = [address.strip() for address in re.split("[;,]", name_server)]
+    servers = list(map(str.strip, re.split("[;,]", name_server)))
     for server in servers:
         is_ambiguous = server.count(":") > 1 and not server.startswith("[")  # IPv6 without brackets
         if is_ambiguous or split_address(server) is None:

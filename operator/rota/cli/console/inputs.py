@@ -39,7 +39,7 @@ def read_group_inputs(options: Mapping[str, Any]) -> GroupInputs:
     name, group, policy = load_group_and_policy(options["filename"], options["policy"])
     if group.message_model == "Broadcasting":
         raise ValueError("The group is Broadcasting: every member reads every queue, so no queue has an owner")
-    topics = [subscription.topic for subscription in group.subscriptions]
+    topics = group.topics
     members = _parse_members(options["members"])
     present = _read_current_owners(options["current"], members)
     queues, online = _read_queues_and_clients(options["queues"], options["name_server"], group.group or name, topics)
@@ -223,7 +223,7 @@ def _parse_members(text: str) -> list[str]:
     """Return the members' names: m0, m1, … if the text has the form of a number, otherwise the names in it."""
     text = text.strip()
     if not re.fullmatch(r"[-+]?[0-9]*[.]?[0-9]+", text):
-        return [name.strip() for name in text.split(",")]
+        return list(map(str.strip, text.split(",")))
     if not re.fullmatch(r"0*[1-9][0-9]*", text):
         raise ValueError(f"--members {text} is invalid: give a whole number of at least 1, or names: a,b")
     number = text.lstrip("0")

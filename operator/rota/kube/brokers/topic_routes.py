@@ -39,7 +39,7 @@ class TopicInterest(NamedTuple):
 
 def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:
     """Return what a ConsumerGroup of this name needs to know from its brokers."""
-    topics = tuple(subscription.topic for subscription in spec.subscriptions)
+    topics = tuple(spec.topics)
     broadcasting = spec.message_model == "Broadcasting"
     return TopicInterest(spec.group or name, topics, broadcasting, spec.start_from, needs_weights=is_weighed)
 

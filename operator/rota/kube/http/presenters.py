@@ -63,7 +63,7 @@ def _strategy(document: Assignment | None) -> str:
     """Return the strategy of an assignment; `-` for a Broadcasting group, where every member has all queues."""
     if document is None:
         return ""
-    return "-" if document.everyone is not None else document.strategy
+    return "-" if document.is_broadcasting else document.strategy
 
 
 def present_detail(

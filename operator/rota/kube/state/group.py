@@ -161,7 +161,7 @@ class Group:
         """The topics that its members read: its subscriptions and its retry topic."""
         topics = {RETRY_TOPIC_PREFIX + self.consumer_group}
         if self.last_valid_spec:
-            topics.update(subscription.topic for subscription in self.last_valid_spec.subscriptions)
+            topics.update(self.last_valid_spec.topics)
         return frozenset(topics)
 
     @property

@@ -56,7 +56,7 @@ class StoredAssignment:
     @property
     def is_broadcasting(self) -> bool:
         """Whether every member consumes every queue."""
-        return self.document is not None and self.document.everyone is not None
+        return self.document is not None and self.document.is_broadcasting
 
     @property
     def holders(self) -> set[Holder]:

@@ -205,7 +205,7 @@ def _with_epochs(df: DataFrame) -> DataFrame:
     order = Window.partitionBy("group").orderBy(*RECORD_ORDER)
     up_to = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     # Look ahead by reverse order: Spark recomputes a frame that extends to the last row for every row.
-    backwards = Window.partitionBy("group").orderBy(*(F.desc(name) for name in RECORD_ORDER))
+    backwards = Window.partitionBy("group").orderBy(*map(F.desc, RECORD_ORDER))
     later = backwards.rowsBetween(Window.unboundedPreceding, -1)
     in_chain = Window.partitionBy("group", "chain").orderBy(*RECORD_ORDER)
     starts_chain = F.col("is_first_plan") | F.col("is_break")

@@ -118,7 +118,7 @@ def _is_plain() -> Column:
     # `slice` counts from 1: these are parts 10 to 12.
     has_time_key = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
     has_time = F.get("parts", F.lit(_TIME_PART)).rlike(_TIME) & F.col("at").isNotNull()
-    repeats_key = reduce(or_, [tail.contains(key) for key in _UNIQUE_KEYS])
+    repeats_key = reduce(or_, map(tail.contains, _UNIQUE_KEYS))
     before_first_key = F.substring_index(tail, _LAST_KEY, 1)
     after_last_key = F.substring_index(tail, _LAST_KEY, -1)
     has_last_key_once = F.concat(before_first_key, F.lit(_LAST_KEY), after_last_key) == tail

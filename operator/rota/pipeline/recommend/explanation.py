@@ -41,7 +41,7 @@ def explain_recommendation(min_gain: float) -> Column:
 
 def _describe_differences() -> Column:
     """Return the largest savings, and the largest drawback if it is considerable, as one sentence."""
-    differences = F.array(*(_compare_measure(measure) for measure in MEASURES))
+    differences = F.array(*map(_compare_measure, MEASURES))
     most_saved_first = F.array_sort(differences, lambda left, right: F.sign(right["saved"] - left["saved"]).cast("int"))
     savings = F.slice(F.filter(most_saved_first, lambda part: part["saved"] > 0), 1, MAX_NAMED_SAVINGS)
     max_unnamed_drawback = MIN_DRAWBACK_FRACTION * (F.col("current.cost") - F.col("cheapest.cost"))

@@ -63,7 +63,7 @@ def is_simulation(folder: Path) -> bool:
 def _check_writable(to: str, folder: Path) -> None:
     if not to.strip():
         raise ValueError("--to is empty; name a folder")
-    parent = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - it never raises
+    parent = next(filter(os.path.exists, (folder, *folder.parents)))  # `Path.exists` may raise
     if not parent.is_dir():
         raise ValueError(f"--to {to} cannot be a folder, because {parent} is a file; name another")
     if not os.access(parent, os.W_OK | os.X_OK):

@@ -46,7 +46,7 @@ def self_signed(names: Sequence[str]) -> KeyPair:
     """Return a new certificate for these host names and addresses, signed by its own key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rota")])
-    alternative_names = [_alternative_name(name) for name in names]
+    alternative_names = list(map(_alternative_name, names))
     now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
