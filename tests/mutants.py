@@ -233,7 +233,7 @@ def has_reason(mutant: Mutant) -> bool:
 
 def main() -> int:
     """Print a table and the survivors without a reason on the page; return 1 if any survivor has none."""
-    roots = [Path(path) for path in sys.argv[1:]] or [ROTA / folder for folder in TESTS]
+    roots = list(map(Path, sys.argv[1:])) or [ROTA / folder for folder in TESTS]
     paths: list[Path] = []
     for root in roots:
         paths += [root] if root.is_file() else sorted(root.rglob("*.py"))

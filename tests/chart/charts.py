@@ -43,7 +43,7 @@ class Rendered:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.objects: list[Object] = [body for body in yaml.safe_load_all(text) if body]
+        self.objects: list[Object] = list(filter(None, yaml.safe_load_all(text)))
         self.by_kind: dict[str, list[Object]] = defaultdict(list)
         for body in self.objects:
             self.by_kind[body["kind"]].append(body)

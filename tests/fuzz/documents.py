@@ -142,7 +142,7 @@ def check_deliveries(data: bytes) -> None:
         group = GroupDeliveries()
         group.record("uid", "", deliveries, {"orders"}, 0.0)
         group.update_problem(0.0)
-        assert all(describe_message(message) for message in deliveries.failing_messages)
+        assert all(map(describe_message, deliveries.failing_messages))
 
 
 def check_settings(data: bytes) -> None:

@@ -117,7 +117,7 @@ class _Queries:
             columns.update(line)
         shown = [column for column in columns if not organize["excludeByName"].get(column)]
         names = [organize["renameByName"].get(column, column) for column in shown]
-        rows = [[line.get(column) for column in shown] for line in lines.values()]
+        rows = [list(map(line.get, shown)) for line in lines.values()]
         return {"columns": names, "units": [_unit(panel, column) for column in names], "rows": rows}
 
 

@@ -73,7 +73,7 @@ def normalized_lines(text: str) -> set[str]:
     """Return an answer's lines without the parts that differ in each run; an ellipsis stands for omitted lines."""
     for pattern, word in VARYING.items():
         text = re.sub(pattern, word, text)
-    return {line.strip() for line in text.splitlines()} - {"", "…"}
+    return set(map(str.strip, text.splitlines())) - {"", "…"}
 
 
 class Shell:

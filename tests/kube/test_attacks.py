@@ -49,6 +49,7 @@ GROUP = "attack"
 MEMORY_LIMIT_BYTES = 512 * MEBIBYTE  # the limit of the operator in the chart
 PROBES = 12  # the probes that must succeed during an attack
 ATTACK_LIMIT_BYTES = 96 * MEBIBYTE  # how much memory an attack may add to the operator
+TLS_ATTACK_LIMIT_BYTES = 176 * MEBIBYTE  # 40 to 135 MiB were measured, 224 without a limit of handshakes
 ENOUGH_REQUESTS = 8  # after this number of requests the operator has acted upon the response
 
 
@@ -384,7 +385,7 @@ async def test_tls_server_of_the_operator_under_attack_fails_no_probe_and_takes_
         assert await status("/v1/groups") == 401
     added = peak_bytes(operator.pid) - bytes_before
     print(f"{added / MEBIBYTE:.0f} MiB added")
-    assert added < ATTACK_LIMIT_BYTES
+    assert added < TLS_ATTACK_LIMIT_BYTES
 
 
 MANY_TOPICS = [f"topic-{number}" for number in range(20)]

@@ -184,7 +184,7 @@ class Server:
 
     async def list(self, _: str, _kind: type[T], __: Params | None = None) -> tuple[list[T], str]:
         await self._respond()
-        pods = [self._operator.pod_body(pod) for pod in self._world.api.pods.values()]
+        pods = list(map(self._operator.pod_body, self._world.api.pods.values()))
         return cast("list[T]", pods), str(self._world.api.version)
 
     async def create(self, path: str, body: Mapping[str, Any], _kind: type[T], _: Params | None = None) -> T:

@@ -4,13 +4,13 @@ It keeps no state between calls. The stored assignment records the owner of each
 it. So it does not matter which replica calls the planner, how often, or which changes it missed in between.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from rota.documents import Assignment, AssignmentTooLargeError, Share, encode_assignment
 from rota.handover import Act, lost_after_seconds
-from rota.model import Finding, Holder, Queue, Reason
+from rota.model import Finding, Holder, Poke, Queue, Reason
 from rota.planner import pokes, record
 from rota.planner.explain import Explanation, explain_queues
 from rota.planner.members import incarnations
@@ -225,10 +225,9 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     )
     awaited = _members_to_poll(situation, assignment, behind_in_assignment, settings)
     journal = document_records(situation, draft, document) if document else ()
-    limits = [seconds for seconds in _time_limits(situation, draft, assignment, findings) if seconds > 0]
-    requeue_after = min(situation.policy.triggers.resync, pokes.seconds_until_next_poke(behind, due), *limits)
-    if document and not awaited:
-        requeue_after = 0.0  # no awaited report will enqueue the group: plan again from the document just written
+    limits = _time_limits(situation, draft, assignment, findings)
+    # With a new document and no awaited report, none will enqueue the group: plan again from that document.
+    is_due_now = document is not None and not awaited
     return Plan(
         document=document,
         config_map_data=data,
@@ -244,8 +243,16 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         unmanaged_queues=unmanaged,
         hold=Finding(draft.hold.reason, draft.hold.message) if draft.hold else None,
         problems=tuple(findings),
-        requeue_after=requeue_after,
+        requeue_after=0.0 if is_due_now else _requeue_seconds(situation, limits, behind, due),
     )
+
+
+def _requeue_seconds(
+    situation: Situation, limits: Iterable[float], behind: Sequence[PodSnapshot], due: Mapping[str, Poke]
+) -> float:
+    """Return after how many seconds to plan again if nothing changes: at the next time limit, poke or resync."""
+    coming = [seconds for seconds in limits if seconds > 0]
+    return min(situation.policy.triggers.resync, pokes.seconds_until_next_poke(behind, due), *coming)
 
 
 def _count_moving(situation: Situation, assignment: Assignment, behind_in_assignment: Sequence[PodSnapshot]) -> int:

@@ -39,7 +39,7 @@ class Document:
         since = [release.since for _, release in releasing]
         self.numbers = (*since, *(at for _, at in forced), assignment.barrier, assignment.incarnations_since)
         issued = [assignment.issued_at] if assignment.barrier else []  # its age matters only with a barrier
-        self.times = tuple(_seconds(at) for at in [*issued, *(release.at for _, release in releasing)])
+        self.times = tuple(map(_seconds, [*issued, *(release.at for _, release in releasing)]))
         self._parts = {name: self._part(share, bodies) for name, share in members}
 
     def _part(self, share: Share, bodies: Numbering) -> tuple[int, tuple[int, ...]]:
@@ -55,7 +55,7 @@ class Document:
     def __str__(self) -> str:
         """Return the document as a trace shows it."""
         assignment = self.assignment
-        shares = ", ".join(_format_share(share) for share in assignment.members.values())
+        shares = ", ".join(map(_format_share, assignment.members.values()))
         releasing = assignment.releasing.items()
         revoked = ", ".join(f"{queue.id} from {release.holder.uid} to {release.to}" for queue, release in releasing)
         forced = [queue.id for queue, since in assignment.forced.items() if since == assignment.generation]
