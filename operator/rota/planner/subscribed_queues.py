@@ -49,7 +49,7 @@ class SubscribedQueues:
 
     @cached_property
     def missing_metadata(self) -> list[str]:
-        """Topics (or the group's members) not reported by brokers: no queue may move. A retry topic may be missing."""
+        """Topics, or the group's consumers, unknown from brokers: no queue may move. A retry topic may be missing."""
         names = [f"topic {topic}" for topic in self._topics if self._is_metadata_missing(topic)]
         if self.snapshot.unmanaged_consumers is None:
             names.append("the group's members")
@@ -88,7 +88,8 @@ class SubscribedQueues:
             return view.queues
         recorded = self.recorded_by_topic.get(topic, set())
         routed = self._routed(topic)
-        if routed:  # drop queues that are being released for good and are not in the route
+        if routed:
+            # An earlier plan saw by a stable route that these queues are gone. Without a route, nothing confirms it.
             recorded = {queue for queue in recorded if not self._is_released_for_good(queue)}
         return sorted(recorded.union(routed))
 

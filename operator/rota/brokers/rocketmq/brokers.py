@@ -27,7 +27,8 @@ from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 PRODUCER_GROUP = "rota"
 MIN_ORDERED_VERSION = 194
 MAX_ORDERED_VERSION = 611
-VERSION_NUMBER_OFFSET = 217 - 510  # index 433 has the number 433 // 2 + 1 = 217 in the list, and is version 510, V5_1_0
+# Index // 2 + 1 counts the versions, a snapshot and its release as one: index 433 is the 217th, V5_1_0, written 510.
+VERSION_NUMBER_OFFSET = 217 - 510
 MAX_ONLINE_CONSUMERS = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
 RELAY_TIMEOUT_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's response
 MAX_SUBSCRIPTION_CHARACTERS = 16 * 1024  # characters of all topics and filters of a consumer

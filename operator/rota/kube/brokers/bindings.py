@@ -191,7 +191,8 @@ def share_brokers(binding: Binding, rival: Binding) -> bool:
 def owns_consumer_group(binding: Binding, rival: Binding) -> bool:
     """Whether `binding` owns the consumer group of both: it is older, and accepted by brokers that both use.
 
-    A common name server is no proof, nor is a route that lists a broker which was not asked.
+    Acceptance is known of a group's brokers as a whole: it counts if both groups have topics on a common broker. A
+    common name server is no proof.
     """
     return binding.is_older_than(rival) and binding.is_accepted and binding.has_common_broker(rival)
 

@@ -11,7 +11,9 @@ unknown until the next record about the queue.
     epoch    1 ------------  2 -------------     3 ----  4 ---------------     5 -----   also from each `owners` record
 
 So a *border*, where an epoch starts, is a life's first plan, a break or an `owners` record. Within an epoch the last
-record about a queue determines its owner; within a *chain* no record is missing.
+record about a queue determines its owner; within a *chain* no record is missing. The numbers only distinguish.
+
+A *gap* record says that a writer dropped some records, of any groups, of the time from `since` to `at`.
 """
 
 from functools import reduce
@@ -29,7 +31,7 @@ UNOWNED = "Unowned"  # phase of a queue without an owner
 SHARING_STATES = ("Ready", "Unready")
 RECORD_ORDER = ("life", "generation", "step", "at")
 # Steps: the order of records within a generation. Two of them are no records, but mark where records may be missing:
-# _GAP those of the generation's handovers, _END all records after the group's last one.
+# after _GAP, handovers of its generation may be missing; after _END, any records after the group's last one.
 _MEMBERSHIP, _PLAN, _GAP, _HANDOVER, _OWNERS, _END = range(6)
 
 _TEXT_COLUMNS = ("group", "reason", "act", "proof", "state", "from", "fromUid", "to", "toUid", "model", "mode")

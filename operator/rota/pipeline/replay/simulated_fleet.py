@@ -82,7 +82,9 @@ class SimulatedFleet:
         elif presence.state == "Leaving":
             self._metrics.consumption.stop_consumer(member)
             self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
-        elif previous in AWAY_STATES or previous == "Joining":  # it reads the document that was written meanwhile
+        elif previous in AWAY_STATES or previous == "Joining":
+            # It reads the document that was written meanwhile. Even if it has obeyed it, as a Joining member does, it
+            # starts to consume only now.
             self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document, is_repeat=True))
 
     def _end_member(self, member: SimulatedMember) -> None:

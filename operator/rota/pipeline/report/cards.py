@@ -79,7 +79,7 @@ def _format_measure(name: str, row: Row) -> str:
         return f"mean {format_number(row['lag_mean'])}, highest {format_number(row['lag_peak'])}"
     if row[name] is None:
         return "unknown"
-    if name == "imbalance":
+    if name == "imbalance":  # here the excess over the mean; in the series, the ratio to it
         return f"{format_number(1 + row[name])} times the mean"
     if name in {"pause", "unowned"}:
         return format_duration(row[name])

@@ -22,6 +22,10 @@ def build_events(
 
 
 def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield the Events of a rebalance by the new `status`; the snapshot has the previous one.
+
+    A queue that is returned to its holder, or dropped, starts a rebalance, but does not change hands.
+    """
     last = status.get("lastRebalance")
     previous = situation.snapshot.last_rebalance
     has_begun = last and (not previous or last["at"] != previous["at"])

@@ -1,7 +1,8 @@
 """Requests of one queue's lease to its broker, sent one after the other: lock, find the start offset, drain, unlock.
 
 The state machine (`queue_lifecycle`) takes a new lease number each time that the queue starts. Then answers to commands
-of the previous lease are not awaited any more: none is given, and requests that have not been sent are dropped.
+of the previous lease are not awaited any more: none is given, and requests that have not been sent are dropped, except
+an unlock.
 
 A command of the current lease is answered even if it fails with an unexpected error, unless the queue was stopped.
 """
@@ -48,7 +49,7 @@ class LeaseRequests:
         """Lock the queue at its broker, or renew the lock."""
         await self._session.joined.wait()
         async with self._request_lock:
-            is_stopped = self._stopped_lease == lease_number  # a queue that drains needs no renewal
+            is_stopped = self._stopped_lease == lease_number  # then open deliveries end before it expires
             if is_stopped or not self._is_current(lease_number):
                 return
             sent_at = self._source.host.now()
@@ -63,7 +64,10 @@ class LeaseRequests:
                 self.answer(event, lease_number, sent_at)
 
     async def unlock(self, lease_number: int) -> None:
-        """Give the queue's lock back to its broker."""
+        """Give the queue's lock back to its broker, also that of a previous lease.
+
+        The next lease's `lock` is sent after it, because requests wait for each other in their order.
+        """
         async with self._request_lock:
             try:
                 await self._session.consumer.unlock([self._queue])
@@ -84,7 +88,7 @@ class LeaseRequests:
     async def _find_start(self, lease_number: int) -> None:
         session = self._session
         await session.joined.wait()
-        # Wait for deliveries of the previous lock: resetting the window now would discard their results.
+        # Wait for deliveries of the previous lease: resetting the window now would discard their results.
         await self._wait_until_idle(lease_number)
         async with self._request_lock, self._committer.commit_lock:
             if not self._is_current(lease_number):

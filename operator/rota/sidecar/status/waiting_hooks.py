@@ -16,8 +16,8 @@ class WaitingHooks:
 
     The kubelet sends the hooks of all containers of a pod from one address, which a sidecar cannot know: it depends on
     the cluster's network. An attacker needs 64 addresses, or the kubelet's own one, to leave the hooks without
-    protection. Requests of one address keep the order in which they arrived: if a later request displaced an earlier
-    one, an attacker could wait for the drain and then displace the hooks. An unprotected request goes on waiting, until
+    protection. Even at the kubelet's address an attacker must come before the hooks: a later request never displaces an
+    earlier one of its address, so once the hooks wait it is too late. An unprotected request goes on waiting, until
     another client needs its connection.
     """
 

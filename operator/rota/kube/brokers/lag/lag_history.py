@@ -83,7 +83,10 @@ class _SampleColumns(NamedTuple):
 
     @staticmethod
     def of_ends(at: float, max_offsets: Offsets) -> "_SampleColumns":
-        """Return an older sample, of which only the ends were kept."""
+        """Return an older sample, of which only the ends were kept; only delays are computed from it.
+
+        The other columns are placeholders: NOT_COMMITTED, because a row with OFFSET_UNKNOWN does not count as a sample.
+        """
         committed = np.where(max_offsets < 0, OFFSET_UNKNOWN, NOT_COMMITTED)
         return _SampleColumns(at, max_offsets, max_offsets, committed, np.zeros(len(max_offsets), np.bool_))
 
@@ -242,6 +245,7 @@ class LagHistory:
         )
         ends = np.arange(len(previous) - count, len(previous))
         lags = compute_lags(columns)
+        # The window leaves out older samples, of which only the ends are known.
         states = compute_lag_states(columns, lags, ends, SampleWindow(len(self._samples)))
         has_offset = columns.committed_offset[ends] != OFFSET_UNKNOWN
         delays = compute_delays(columns, lags, ends)

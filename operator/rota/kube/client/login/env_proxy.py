@@ -41,7 +41,7 @@ def _matches(entry: str, host: str, port: int) -> bool:
     with suppress(ValueError):  # the host is a name, or the entry is a name or has a port
         return ip_address(host) in ip_network(entry, strict=False)
     name, _, suffix = entry.rpartition(":")
-    if name and suffix.isdecimal() and "]" not in suffix:
+    if name and suffix.isdecimal() and "]" not in suffix:  # `[::1]:443` has a port, `[::1]` has none
         if int(suffix) != port:
             return False
         entry = name.strip("[]")

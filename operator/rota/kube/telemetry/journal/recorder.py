@@ -73,6 +73,7 @@ def _is_generation_gap(last_generation: int, document: Assignment) -> bool:
     """Whether plan records do not lead from that generation to this document, so that readers need all owners again."""
     if document.generation == last_generation:
         return False
+    # A document with a barrier of its own generation was rebuilt: it does not follow from the previous owners.
     return document.generation != last_generation + 1 or document.barrier == document.generation
 
 
