@@ -191,8 +191,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         draft = Draft(hold=draft.hold, problem=too_large)
         document = None
     assignment = document or situation.document  # that members are to obey from now on
-    settings_text = snapshot.desired_settings if document else snapshot.settings  # written with each document
-    settings = settings_digest(settings_text) if settings_text else ""
+    settings = _settings_to_obey(snapshot, document)
     behind = pokes.pods_behind(snapshot.pods, assignment, snapshot.deleted_uids, settings)
     for_settings = pokes.pods_behind_in_settings(behind, assignment, snapshot.deleted_uids)
     due = pokes.due_pokes(behind, assignment)
@@ -202,9 +201,8 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     unmanaged = unmanaged_queues(situation).intersection(without_owner) if without_owner else frozenset()
     unowned = len(without_owner) - len(unmanaged)
     findings = problems.find_problems(situation, draft, unowned if is_complete else 0)
-    are_settings_new = document is not None and snapshot.settings != snapshot.desired_settings
     outdated = problems.members_with_old_settings(situation, settings)
-    settings_age = 0.0 if are_settings_new else snapshot.settings_age
+    settings_age = 0.0 if document and snapshot.settings != snapshot.desired_settings else snapshot.settings_age
     if late := problems.find_late_members(situation, outdated, settings_age):
         findings.append(late)
         outdated = []  # reported as a problem, no longer as progress
@@ -245,6 +243,12 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         problems=tuple(findings),
         requeue_after=0.0 if is_due_now else _requeue_seconds(situation, limits, behind, due),
     )
+
+
+def _settings_to_obey(snapshot: Snapshot, document: Assignment | None) -> str:
+    """Return the digest of the settings that members are to use: new ones are written together with a document."""
+    text = snapshot.desired_settings if document else snapshot.settings
+    return settings_digest(text) if text else ""
 
 
 def _requeue_seconds(

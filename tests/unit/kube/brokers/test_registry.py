@@ -27,6 +27,7 @@ from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.model import Reason
+from slow_cluster import SlowCluster
 
 NO_API: Any = None  # the API server is not used
 
@@ -115,20 +116,6 @@ async def test_duplicate_consumer_group_waits_for_an_older_one_only_before_its_f
     state = clusters.state_of(newer)
     assert state.views["orders"], "it keeps its queues until the older group is known to have access"
     assert problem_reasons(state) == []
-
-
-class SlowCluster(MemoryCluster):
-    """Brokers that respond to requests for a route once `released` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = asyncio.Event()
-        self.released = asyncio.Event()
-
-    async def queue_counts(self, topic: str) -> Mapping[str, int]:
-        self.asked.set()
-        await self.released.wait()
-        return await super().queue_counts(topic)
 
 
 async def test_duplicate_consumer_group_waits_if_the_poll_of_the_older_one_began_in_an_earlier_leadership() -> None:

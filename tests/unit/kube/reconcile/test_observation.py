@@ -1,14 +1,12 @@
 """Observations that arrive out of order: of a leadership that was lost meanwhile, and of a deleted assignment."""
 
-import asyncio
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from ground.poll import soon
-from rota.brokers.memory import BROKER, MemoryCluster
+from rota.brokers.memory import BROKER
 from rota.documents import Assignment, encode_assignment
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import ApiError, NoResponseError
@@ -18,6 +16,7 @@ from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.event_handlers import EventHandlers
 from rota.kube.workload.deployments import Deployments
 from rota.planner import Plan
+from slow_cluster import SlowCluster
 
 UNUSED: Any = None
 
@@ -43,20 +42,6 @@ class DeletingServer:
         self.events.assignments.on_upsert(a_version(3))
         self.events.assignments.on_delete(a_version(4))
         return a_version(3)
-
-
-class SlowCluster(MemoryCluster):
-    """Brokers whose first responses take until `released` is set."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = asyncio.Event()
-        self.released = asyncio.Event()
-
-    async def queue_counts(self, topic: str) -> Mapping[str, int]:
-        self.asked.set()
-        await self.released.wait()
-        return await super().queue_counts(topic)
 
 
 BODY = CustomResource(
