@@ -132,7 +132,8 @@ class DeliverySpans:
         self._endpoint = ""
         self._sender: SpanSender | None = None
         self._sender_number = 0
-        self._switching = asyncio.Lock()
+        self._switches: set[asyncio.Future[None]] = set()
+        self._lock = asyncio.Lock()  # of one switch after the other
 
     def set_endpoint(self, endpoint: str) -> bool:
         """Set the receiver of the settings in force, "" for none; return whether `switch` must be called."""
@@ -141,8 +142,17 @@ class DeliverySpans:
         return changed
 
     async def switch(self) -> None:
-        """Connect to the receiver of the settings. Runs in a thread: importing and closing the SDK takes a moment."""
-        async with self._switching:
+        """Connect to the receiver of the settings. Runs in a thread: importing and closing the SDK takes a moment.
+
+        A cancelled caller does not interrupt it: the thread would open a sender that nothing closes.
+        """
+        switching = asyncio.ensure_future(self._switch())
+        self._switches.add(switching)  # the event loop itself keeps only weak references to tasks
+        switching.add_done_callback(self._switches.discard)
+        await asyncio.shield(switching)
+
+    async def _switch(self) -> None:
+        async with self._lock:
             self._sender_number += 1
             self._on_problem("")
             sender = self._sender

@@ -231,6 +231,26 @@ async def test_delivery_spans_do_not_wait_for_a_receiver_that_hangs(
     await asyncio.to_thread(senders["http://a:1"].closed.wait, 60)
 
 
+async def test_delivery_spans_close_a_sender_that_opens_after_its_switch_was_cancelled() -> None:
+    opening, may_open = Event(), Event()
+    sender = RecordingSender()
+
+    def open_sender(_endpoint: str, _on_result: Callable[[str], None]) -> SpanSender:
+        opening.set()
+        may_open.wait(60)
+        return sender
+
+    spans = DeliverySpans(open_sender, lambda _: None)
+    spans.set_endpoint("http://a:1")
+    switch = asyncio.create_task(spans.switch())
+    await asyncio.to_thread(opening.wait, 60)
+    switch.cancel()
+    await asyncio.gather(switch, return_exceptions=True)
+    may_open.set()
+    await spans.close()
+    assert sender.closed.is_set()
+
+
 async def report(sender: RecordingSender, failure: str) -> None:
     """Report a result in a thread; the event loop handles it before it continues here."""
     await asyncio.to_thread(sender.on_result, failure)
