@@ -32,6 +32,11 @@ class TopicInterest(NamedTuple):
         return RETRY_TOPIC_PREFIX + self.consumer_group
 
     @property
+    def offset_source(self) -> tuple[str, bool]:
+        """The consumer group whose offsets are sampled, and whether its members report them (Broadcasting)."""
+        return self.consumer_group, self.broadcasting
+
+    @property
     def consumed_topics(self) -> tuple[str, ...]:
         """The topics that members consume: the subscribed ones, and the retry topic unless Broadcasting."""
         return self.topics if self.broadcasting else (*self.topics, self.retry_topic)

@@ -14,6 +14,8 @@ START_EARLIEST = StartFrom(position="Earliest")  # where a retry topic starts, a
 OffsetRanges = dict[int, tuple[int, int]]  # by queue of a topic on one broker: offsets of the oldest and next message
 CommittedOffsets = dict[str, dict[int, int]]  # committed by a group on one broker, by topic and queue
 GroupSamples = dict[ObjectKey, dict[str, dict[int, QueueSample]]]  # by group, topic and queue
+# A group, and its `TopicInterest.offset_source`: if that changes, earlier samples are of other offsets.
+HistoryKey = tuple[ObjectKey, tuple[str, bool]]
 RequestTimes = dict[ObjectKey, tuple[float, float]]  # when each group was asked about: loop's clock, and since 1970
 
 
@@ -27,12 +29,13 @@ class LagAtBroker:
     dead_letters: int | None = None
     sampled_at: float | None = None  # seconds since 1970: time of the last request with a response
     requested_at: float | None = None  # the same on the loop's clock; without a response, time of the first request
+    # Incoming messages a second, a mean over up to an hour; None: unknown. Only for groups whose policy needs weights.
     incoming_rates: Mapping[Queue, float | None] = field(default_factory=dict)
     is_known: bool = False  # whether the lag on each queue is known
 
     def matches(self, interest: TopicInterest) -> bool:
-        """Whether this is the group's lag: the group may have been recreated, or its spec changed."""
-        return (self.consumer_group, self.broadcasting) == (interest.consumer_group, interest.broadcasting)
+        """Whether this is the lag of these offsets: the group may have been recreated, or its spec changed."""
+        return (self.consumer_group, self.broadcasting) == interest.offset_source
 
     @property
     def responded_at(self) -> float:
@@ -45,8 +48,8 @@ class BrokerLag:
     """The lag of all groups at one broker, and the samples of their queues."""
 
     name: str
-    lag_by_group: dict[ObjectKey, LagAtBroker] = field(default_factory=dict)
-    histories: dict[ObjectKey, dict[str, LagHistory]] = field(default_factory=dict)  # of each group, by topic
+    lag_by_group: dict[ObjectKey, LagAtBroker] = field(default_factory=dict)  # empty while no route lists the broker
+    histories: dict[HistoryKey, dict[str, LagHistory]] = field(default_factory=dict)  # by topic
 
     def lag_of(self, key: ObjectKey, interest: TopicInterest) -> LagAtBroker | None:
         """Return the last lag of a group that has this interest."""
@@ -54,12 +57,15 @@ class BrokerLag:
         return lag if lag and lag.matches(interest) else None
 
     def histories_of(self, key: ObjectKey, interest: TopicInterest) -> dict[str, LagHistory]:
-        """Return a group's histories by topic: none if they are of a deleted group, or of its previous spec."""
-        lag = self.lag_by_group.get(key)  # None after a while in which no route listed the broker
-        return self.histories.get(key, {}) if lag is None or lag.matches(interest) else {}
+        """Return the histories of a group with this interest, by topic; none if its spec was another one so far."""
+        return self.histories.get((key, interest.offset_source), {})
 
     def unknown_lag(self, key: ObjectKey, interest: TopicInterest, now: float) -> LagAtBroker:
-        """Return an unknown lag, if the broker does not respond; hourly rates are kept, as they change slowly."""
+        """Return the lag of a group about which the broker does not respond: unknown on every queue.
+
+        The previous incoming rates are kept: as means over up to an hour they change slowly, and without them the
+        group's queue weights would be unknown.
+        """
         previous = self.lag_of(key, interest)
         if previous is None:
             return LagAtBroker(interest.consumer_group, interest.broadcasting, requested_at=now)
@@ -106,22 +112,27 @@ def judge_samples(
     consumed: Mapping[ObjectKey, frozenset[Queue]],
     requested_at: RequestTimes,
 ) -> dict[ObjectKey, LagAtBroker]:
-    """Add samples to the broker's histories, replace these, and judge them; runs in a thread, as it takes a while."""
+    """Add samples to the broker's histories, judge these, and forget the histories of groups and topics that are gone.
+
+    Runs in a thread, as it takes a while.
+    """
     lags: dict[ObjectKey, LagAtBroker] = {}
-    histories: dict[ObjectKey, dict[str, LagHistory]] = {}
+    histories: dict[HistoryKey, dict[str, LagHistory]] = {}
     for key, interest in interests.items():
         now, time_of_day = requested_at[key]
         earlier = broker.histories_of(key, interest)
+        group_histories = histories.setdefault((key, interest.offset_source), {})
         if key not in samples:
             lags[key] = broker.unknown_lag(key, interest, now)
-            histories[key] = earlier
+            group_histories |= earlier
             continue
-        histories[key] = {topic: earlier.get(topic, LagHistory()) for topic in samples[key]}
+        for topic in samples[key]:
+            group_histories[topic] = earlier.get(topic, LagHistory())
         for topic, queues in samples[key].items():
             # A tuple equals the Queue of its values, and is created faster.
             consumed_ids = frozenset(number for number in queues if (topic, broker.name, number) in consumed[key])
-            histories[key][topic].add_sample(now, queues, consumed_ids)
-        lag = _judge_group(broker.name, interest, histories[key], broker.lag_of(key, interest))
+            group_histories[topic].add_sample(now, queues, consumed_ids)
+        lag = _judge_group(broker.name, interest, group_histories, broker.lag_of(key, interest))
         lags[key] = replace(lag, sampled_at=time_of_day, requested_at=now)
     broker.histories = histories
     return lags

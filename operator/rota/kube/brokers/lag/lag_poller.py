@@ -40,7 +40,8 @@ class GroupLag(NamedTuple):
     queues: Mapping[Queue, QueueLag]
     dead_letters: int | None = None
     sampled_at: float | None = None  # seconds since 1970: time of the oldest request with a response
-    requested_at: float | None = None  # the same on the loop's clock; without a response, time of the first request
+    # The same on the loop's clock, for the metric of the lag's age; without a response, the time of the first request.
+    requested_at: float | None = None
     incomplete_topics: frozenset[str] = frozenset()  # their routes have just lost a broker, which may come back
     incoming_rates: Mapping[Queue, float | None] = {}  # incoming messages a second of each queue, if needed
 

@@ -481,6 +481,21 @@ async def test_lag_of_a_replaced_group_is_not_that_of_its_predecessor() -> None:
         assert queue_lag.lag_state is None or queue_lag.lag_state is LagState.STOPPED
 
 
+async def test_lag_of_a_group_replaced_while_no_route_is_known_is_not_that_of_its_predecessor() -> None:
+    async with a_cluster() as cluster:
+        await cluster.send_messages(AT_A, 5)
+        cluster.commit(AT_A, 4)
+        await cluster.wait_for_polls(times=3)
+        cluster.memory.take_down(NAME_SERVER)
+        await cluster.route_watcher.poll_group(KEY)
+        await soon(lambda: holds(cluster.lag == GroupLag({})))
+        cluster.memory.groups.committed_offsets["others"][AT_A] = 3
+        cluster.route_watcher.set_interest(KEY, TopicInterest("others", ("orders",), broadcasting=False))
+        cluster.memory.bring_up(NAME_SERVER)
+        await cluster.route_watcher.poll_group(KEY)
+        assert (await cluster.wait_for_lag(AT_A, 2)).lag_state is not LagState.REWOUND
+
+
 async def test_lag_samples_are_kept_while_no_route_is_known() -> None:
     async with a_cluster() as cluster:
         await cluster.send_messages(AT_A, 5)
@@ -507,7 +522,7 @@ async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
         await cluster.wait_for_lag(AT_A, 4)
         polled = cluster.poller._brokers_by_name[A]
         assert {queue for group_lag in polled.lag_by_group.values() for queue in group_lag.queue_lags} == {AT_A}
-        assert [history._ids for history in polled.histories[KEY].values() if history._ids] == [(0,)]
+        assert [history._ids for history in polled.histories[KEY, ("orders", False)].values() if history._ids] == [(0,)]
         assert polled.resolved.keys() <= {("orders", AT_A)}
         (offsets,) = (
             await cluster.poller._sampler._read_offsets(
