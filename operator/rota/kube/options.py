@@ -30,7 +30,7 @@ class Options:
     port: int = PORT
     probe_port: int = PROBE_PORT
     page_auth: str = "None"  # "None": everyone may read the page; "Kubernetes": users of the cluster
-    page_tls: str = ""  # directory of the page's certificate, for page_auth "Kubernetes"
+    page_tls: str = ""  # directory of the page's certificate, with page_auth "Kubernetes"; empty: a self-signed one
     journal: str = ""  # directory; empty: no journal
     journal_limit: str = DEFAULT_LIMIT  # maximum size of the journal's directory
     queue_metrics: bool = True  # whether each queue has its own series
@@ -66,5 +66,5 @@ def check_options(options: Options) -> None:
         mistake = f"--identity {single_line(options.identity, 100)!r} is not valid"
         raise ValueError(f"{mistake}; it is part of journal file names: use up to 240 letters, digits, -, _ and .")
     if options.page_tls and options.page_auth == "None":
-        raise ValueError("--page-tls is for --page-auth Kubernetes; give both or neither")
+        raise ValueError("--page-tls needs --page-auth Kubernetes; give that as well, or remove --page-tls")
     read_networks(options.broker_networks)  # raises ValueError for an invalid one

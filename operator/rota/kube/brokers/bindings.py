@@ -1,7 +1,7 @@
 """Bindings of groups to broker clusters, and which of several ConsumerGroups owns a consumer group.
 
 Each ConsumerGroup claims the consumer group that it names. Several may claim the same one: its rivals are those that
-also share brokers with it. The oldest rival that a common broker has accepted (it lists the group's consumers) owns the
+also share brokers with it. The oldest rival that a common broker has accepted, that is, lists its consumers, owns the
 consumer group; a younger one is a duplicate, which must release all queues. A group without an assignment waits until
 every older rival was polled, with or without success: until then one of them may turn out to be the owner.
 """

@@ -1,6 +1,8 @@
 """Access to a group's brokers: name servers, with credentials and certificates from the group's Secrets.
 
 When a Secret is renewed, clients keep their cached routes; their next connections and requests use its new content.
+`registry.py:BrokerRegistry.run` reads the Secrets periodically, and `broker_clusters.py:BrokerClusters._renew` replaces
+the access of a cluster whose Secrets have changed.
 """
 
 import base64
@@ -67,12 +69,17 @@ class ClusterAccess:
         )
 
     def renew(self, access: AccessConfig) -> None:
-        """Replace certificates and credentials; name servers, and whether TLS and credentials are used, stay."""
+        """Replace certificates and credentials; name servers, and whether TLS and credentials are used, stay.
+
+        `access` has a key that no cluster had, so `BrokerAccessReader.read` has built its TLS context, if it uses TLS.
+        """
         self._access = access
 
     def _present_context(self) -> ssl.SSLContext:
         tls = self._access.config.tls
-        assert tls  # noqa: S101 - `renew` never turns TLS off, and its access has a new key, so `read` built a context
+        # Every access given to `__init__` or `renew` has a key that no cluster had, so `BrokerAccessReader.read` built
+        # its context; and `renew` never turns TLS off.
+        assert tls  # noqa: S101 - see above
         return tls()
 
     def _present_credentials(self) -> Credentials:
@@ -91,7 +98,8 @@ class BrokerAccessReader:
     def __init__(self, api: Api, address_policy: AddressPolicy | None) -> None:
         self._api = api
         self._address_policy = address_policy
-        self._frame_budget = FrameBudget()  # one budget for all brokers, as tenants choose them
+        # Shared by all brokers: tenants name the brokers, so the sum of a budget for each broker would have no limit.
+        self._frame_budget = FrameBudget()
 
     async def read(self, namespace: str, rocketmq: RocketMQ, known_keys: Container[tuple[object, ...]]) -> AccessConfig:
         """Return the access to brokers, or raise MissingSecretError.

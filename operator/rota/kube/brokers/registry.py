@@ -221,7 +221,7 @@ class BrokerRegistry:
         return BrokerCluster(cluster_access, brokers, routes, lag, consumers, tasks)
 
     async def run(self) -> None:
-        """Read the Secrets periodically, so that a changed one takes effect."""
+        """Read the Secrets periodically, so that a changed one takes effect (`BrokerClusters._renew`)."""
         while True:
             await asyncio.sleep(REREAD_SECRETS_SECONDS)
             if not self._is_leading:
