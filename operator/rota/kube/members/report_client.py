@@ -32,7 +32,6 @@ PAGES_SECONDS = 5.0  # deadline for all pages of one member
 RESPONSE_TIMEOUT_SECONDS = 2.0  # in addition to the time for which a member holds a long poll
 MAX_LATENESS_SECONDS = 1.0  # by which a time-out may be late; after a later one, this process was stalled
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
-STANDING_POLL_SECONDS = 30  # for which a member holds a standing poll, for brokers' notices; sidecars hold none longer
 MAX_REPORT_BYTES = 5 * 2**20
 MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # reports of earlier versions contain measurements of all queues
 MAX_PAGE_BYTES = 2**18  # of a page about queues or deliveries
@@ -82,39 +81,43 @@ class Endpoint(NamedTuple):
 
 
 class MemberResponse(NamedTuple):
-    """A member's response; `report` is None if the member did not respond, or if another pod did."""
+    """A member's report, or the reason why its response is ignored, or silence (both None).
 
-    report: Report | None
-    requested_at: float  # without a response: the start of the member's silence, which may be later than the request
-    ignored_reason: Reason | None = None  # why a response is ignored; the member does not count as silent then
+    An ignored response is not silence: `PodState.record_report` keeps the previous report. Only a deleted pod counts as
+    ended after a while without authenticated responses, in `GroupStateReader._poll_deleted`: no object shows its end.
+    """
+
+    report: Report | None  # None also if another pod responded
+    silent_since: float  # without a report: since when; by `_silent_since` it may be later than the request
+    ignored_reason: Reason | None = None
 
 
 class _ResponseBody(NamedTuple):
-    """The body of a response, or the reason to ignore it; both None without a response, or if it is no report."""
+    """The body of a response, or the reason to ignore the response; both None counts as silence."""
 
     text: bytes | None = None
     ignored_reason: Reason | None = None
 
-    def decode_response(self, member: Endpoint, requested_at: float, budget: RetentionBudget) -> MemberResponse:
+    def decode_response(self, member: Endpoint, silent_since: float, budget: RetentionBudget) -> MemberResponse:
         """Decode the member's response; its report is None if the body is invalid, too large, or from another pod."""
         uid = member.uid
         try:
             report = decode_report(self.text) if self.text is not None else None
         except ReportTooLargeError as error:
             _log.info("The pod %s: %s", uid, error)
-            return MemberResponse(None, requested_at, Reason.REPORT_TOO_LARGE)
+            return MemberResponse(None, silent_since, Reason.REPORT_TOO_LARGE)
         except ValueError as error:
             _log.debug("The pod %s returned no valid report: %s", uid, error)
-            return MemberResponse(None, requested_at)
+            return MemberResponse(None, silent_since)
         if report is None or report.uid != uid:
-            return MemberResponse(None, requested_at, self.ignored_reason)
+            return MemberResponse(None, silent_since, self.ignored_reason)
         entries = count_topic_broker_pairs(report.held, report.releasing)
         entries += len(report.brokers) + len(report.troubles) + len(report.uncommitted)
         if not budget.admit(member.namespace, report, len(self.text or b"") + BYTES_PER_ENTRY * entries):
             text = "Pod %s: the memory budget of namespace %s does not allow another report of this size"
             _log.info(text, uid, member.namespace)
-            return MemberResponse(None, requested_at, Reason.REPORT_TOO_LARGE)
-        return MemberResponse(report, requested_at, self.ignored_reason)
+            return MemberResponse(None, silent_since, Reason.REPORT_TOO_LARGE)
+        return MemberResponse(report, silent_since, self.ignored_reason)
 
 
 class ReportClient:
@@ -138,6 +141,7 @@ class ReportClient:
         )
         self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
         self._large_report_slots = asyncio.Semaphore(MAX_LARGE_REPORTS)
+        # For reports and offsets: `admit` counts each one until it is garbage-collected.
         self._budget = budget or RetentionBudget(uncounted_bytes=UNCOUNTED_BYTES)
         # A separate budget: without memory for reports, handovers wait; counters without memory are just not shown.
         deliveries_bytes = min(MAX_DELIVERIES_BYTES, memory_limit_bytes() * DELIVERIES_MEMORY_FRACTION)
@@ -158,7 +162,7 @@ class ReportClient:
     async def read_with_offsets(self, member: Endpoint) -> tuple[MemberResponse, Mapping[Queue, int | None] | None]:
         """Return the member's present report, and its offset of each queue; None if the offsets cannot be read.
 
-        The offsets are in pages of their own; reports of earlier versions contain them.
+        The offsets are in pages of their own. Members of earlier versions have no pages: their reports have them.
         """
         async with self._read_slots:
             requested_at = loop_time()
@@ -167,12 +171,12 @@ class ReportClient:
         if response.report is None:
             return response, None
         offsets: QueueOffsets | None = None
-        if not member.is_signed:  # perhaps of an earlier version, which does not sign; None if its report has none
+        if not member.is_signed:  # it may be of an earlier version, which does not sign
             offsets = decode_offsets(body.text or b"").offsets or None
         if offsets is None:
             offsets = await self._read_all_offsets(member)
-        if offsets is None:  # a member of an earlier version has no pages: its report without offsets means no queue
-            return response, None if member.is_signed else {}
+        if offsets is None:
+            return response, None
         is_kept = self._budget.admit(member.namespace, offsets, BYTES_PER_OFFSET * len(offsets))
         return response, offsets if is_kept else None
 
@@ -241,14 +245,14 @@ class ReportClient:
         query = {"after": str(revision), "wait": f"{seconds}s"}
         until = loop_time() + seconds
         body = await self._get(member, query, seconds + RESPONSE_TIMEOUT_SECONDS)
-        # A member may hold the poll until then, so its silence starts no earlier, and no later than now.
+        # The member may hold the poll until `until`: it is silent since then, or since now if the request failed.
         return body.decode_response(member, _silent_since(min(until, loop_time())), self._budget)
 
     async def read_if_present(self, member: Endpoint) -> MemberResponse | None:
-        """Return the response of a pod that may have ended: a report, or silence; None if it has left its address.
+        """Return the response of a pod that may have ended; None if the pod has left its address.
 
-        It has left if the connection is refused or another server responds. A response without the required signature
-        counts as silence: it does not prove its sender.
+        The pod has left if the connection is refused or another server responds. A response without the required
+        signature proves neither: it is returned with its `ignored_reason`.
         """
         requested_at = loop_time()
         try:
@@ -291,13 +295,13 @@ class ReportClient:
         target = f"{path}?{parameters}" if parameters else path
         url = member.url(target)
         headers = self._signature("GET", target, member)
-        # From a member that signs, a response without a valid signature is ignored; from others, it is no report.
+        # From a member that signs, an unauthenticated response is ignored; from any other, it counts as silence.
         unusable = _ResponseBody(ignored_reason=Reason.MEMBER_NOT_AUTHENTICATED) if nonce else _ResponseBody()
         async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as response:
             if response.status == HTTPStatus.UNAUTHORIZED:
                 return unusable
             if response.status != HTTPStatus.OK or is_compressed(response):
-                return _ResponseBody()
+                return _ResponseBody()  # silence, also of a member that signs: a proxy may have sent it, such as a 503
             try:
                 limit = member.max_body_bytes(path)
                 text = await read_body(response, limit, LARGE_REPORT_BYTES, self._large_report_slots)

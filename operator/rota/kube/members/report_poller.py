@@ -45,5 +45,5 @@ async def _poll_member(reports: ReportClient, on_change: Callable[[ObjectKey], N
     if turn.group.pods.get(turn.name) is not pod_state:  # deleted or replaced during the read
         return
     pod_state.offsets = offsets
-    if pod_state.record_report(response.report, loop_time(), response.requested_at, response.ignored_reason):
+    if pod_state.record_report(response.report, loop_time(), response.silent_since, response.ignored_reason):
         on_change(turn.group_key)

@@ -12,9 +12,12 @@ from typing import NamedTuple
 
 from rota.aio import supervise
 from rota.http_server import AdmissionLimit
-from rota.kube.members.report_client import LONG_POLL_SECONDS, STANDING_POLL_SECONDS, Endpoint, ReportClient
+from rota.kube.members.report_client import LONG_POLL_SECONDS, Endpoint, ReportClient
 from rota.kube.state.group import Group
 
+STANDING_POLL_SECONDS = (
+    30  # for which a member holds the standing poll if no notice comes: the most that sidecars allow
+)
 RETRY_SECONDS = 1.0  # before a member that did not respond is polled again
 MAX_STANDING_POLLS = 1000  # of all groups; beyond that, unmanaged consumers are found by the periodic poll alone
 
@@ -112,14 +115,14 @@ class ReportWatchers:
             member = Endpoint.from_pod(pod_state.pod, self._group.uid)
             started = loop.time()
             if revision is None:
-                report, requested_at, ignored_reason = await self._reports.read(member)
+                report, silent_since, ignored_reason = await self._reports.read(member)
             else:
-                report, requested_at, ignored_reason = await self._reports.long_poll(member, revision, seconds)
+                report, silent_since, ignored_reason = await self._reports.long_poll(member, revision, seconds)
             has_changed = report is not None and report.revision != revision
             revision = report.revision if report else None
             pod_state = self._group.pods.get(name)
             if pod_state and pod_state.pod.metadata.uid == member.uid:
-                if pod_state.record_report(report, loop.time(), requested_at, ignored_reason):
+                if pod_state.record_report(report, loop.time(), silent_since, ignored_reason):
                     self._events.on_report_change()
                 if pod_state.take_new_notices():
                     self._events.on_consumers_change()

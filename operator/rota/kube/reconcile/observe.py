@@ -134,9 +134,9 @@ class GroupStateReader:
 
     async def _poll_member(self, group: Group, state: PodState) -> None:
         holder = state.pod.holder
-        report, requested_at, ignored_reason = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
+        report, silent_since, ignored_reason = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
         if current := group.pods.find(holder):
-            current.record_report(report, loop_time(), requested_at, ignored_reason)
+            current.record_report(report, loop_time(), silent_since, ignored_reason)
 
     async def _read_assignment(self, group: Group) -> None:
         path = object_path("configmaps", group.namespace, assignment_name(group.name))
@@ -176,13 +176,13 @@ class GroupStateReader:
         if response.report or is_too_large:
             state.unauthenticated_since = None
         else:
-            requested_at = response.requested_at
+            silent_since = response.silent_since
             # Whether responses are missing or unauthenticated, and even by turns: the first one of them counts.
-            since = min(state.unauthenticated_since or requested_at, state.unreachable_since or requested_at)
+            since = min(state.unauthenticated_since or silent_since, state.unreachable_since or silent_since)
             state.unauthenticated_since = since
             if loop_time() - since >= MAX_SILENCE_SECONDS:
                 return False
-        state.observe_force_deleted(response.report, loop_time(), response.requested_at, response.ignored_reason)
+        state.observe_force_deleted(response.report, loop_time(), response.silent_since, response.ignored_reason)
         group.pods.missing.add(holder)  # so that the next reconcile polls it again
         if is_too_large or (response.report and not response.report.final):
             self._drain_requests.start(self._reports.drain(member))  # it responds only when the drain is done

@@ -103,22 +103,22 @@ class PodState:
         self.restarts.record_end(report, pod.status.process_ended_at, now)
 
     def record_report(
-        self, report: Report | None, now: float, requested_at: float, ignored_reason: Reason | None = None
+        self, report: Report | None, now: float, silent_since: float, ignored_reason: Reason | None = None
     ) -> bool:
-        """Record a report (None: no response since the request); return whether it may change the plan.
+        """Record a report (None: there is none since `silent_since`); return whether that may change the plan.
 
         A response with an `ignored_reason` releases no queues, but it does not count as silence either.
         """
         previous_ignored_reason = self.ignored_reason
         self.ignored_reason = ignored_reason
         if ignored_reason:
-            self.ignored_since = self.ignored_since or requested_at
+            self.ignored_since = self.ignored_since or silent_since
             may_change_plan = ignored_reason is not previous_ignored_reason or self.unreachable_since is not None
             self.unreachable_since = None
             return may_change_plan
         if report is None:
             was_reachable = self.unreachable_since is None
-            self.unreachable_since = self.unreachable_since or requested_at
+            self.unreachable_since = self.unreachable_since or silent_since
             return was_reachable
         previous = self.decoded_report.report if self.decoded_report else None
         if previous and is_later_process(report, previous):
@@ -147,12 +147,12 @@ class PodState:
         return previous is not None and current is not None and previous != current
 
     def observe_force_deleted(
-        self, report: Report | None, now: float, requested_at: float, ignored_reason: Reason | None = None
+        self, report: Report | None, now: float, silent_since: float, ignored_reason: Reason | None = None
     ) -> None:
         """Record the report of a force-deleted pod that still responds; for the planner the pod is terminating."""
         self.is_force_deleted = True
         self.terminating_since = self.terminating_since or now
-        self.record_report(report, now, requested_at, ignored_reason)
+        self.record_report(report, now, silent_since, ignored_reason)
 
     @property
     def is_staying(self) -> bool:

@@ -10,14 +10,8 @@ from builders import a_document
 from rota import aio
 from rota.http_server import AdmissionLimit
 from rota.kube.client.objects import Pod
-from rota.kube.members.report_client import (
-    LONG_POLL_SECONDS,
-    STANDING_POLL_SECONDS,
-    Endpoint,
-    MemberResponse,
-    ReportClient,
-)
-from rota.kube.members.report_watchers import ReportWatchers, WatcherEvents
+from rota.kube.members.report_client import LONG_POLL_SECONDS, Endpoint, MemberResponse, ReportClient
+from rota.kube.members.report_watchers import STANDING_POLL_SECONDS, ReportWatchers, WatcherEvents
 from rota.kube.state.group import Group
 from rota.reports import Report
 from unit.kube.members.test_report_poller import a_group, a_report

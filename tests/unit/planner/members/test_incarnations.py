@@ -8,7 +8,7 @@ import pytest
 from builders import BEGUN, GROUP, NOW, a_document, a_pod, a_report, a_snapshot, a_spec
 from rota.documents import Assignment, Release, Share
 from rota.handover import MAX_KUBELET_SYNC_SECONDS, Proof
-from rota.kube.members.report_client import STANDING_POLL_SECONDS
+from rota.kube.members.report_watchers import STANDING_POLL_SECONDS
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan, PodSnapshot, Snapshot, plan
 from rota.planner.members.incarnations import MAX_REPORT_AGE_SECONDS
