@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ground.browser import Browser
 from rota.http_server import listen
-from rota.kube.http import events, schema, site
+from rota.kube.http import broadcaster, schema, site
 from rota.kube.http.access.access import MayRead
 from rota.kube.state import rebalance
 
@@ -136,7 +136,7 @@ class ServedGroups(StaticGroups):
 
     def __init__(self, address: str, port: int) -> None:
         super().__init__()
-        self.hub = events.Broadcaster()
+        self.hub = broadcaster.Broadcaster()
         self.url = f"http://{address}:{port}/"
         # Run before the next requests about a group, one each; may raise.
         self.failures: list[Callable[[], Awaitable[object]]] = []
@@ -150,7 +150,7 @@ class ServedGroups(StaticGroups):
                 await self.failures.pop(0)()
             return await handler(request)
 
-        self.hub = events.Broadcaster()
+        self.hub = broadcaster.Broadcaster()
         app = web.Application(middlewares=[inject_failure])
         app.add_routes(site.page_routes(self, self.hub))
         app.on_shutdown.append(self.hub.close)

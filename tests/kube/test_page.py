@@ -36,7 +36,7 @@ from kube.live_page import (
     text,
 )
 from rota.http_server import listen
-from rota.kube.http import events, schema, site
+from rota.kube.http import broadcaster, schema, site
 
 EVIL = '<img src=x onerror="document.title=1">'
 
@@ -559,7 +559,7 @@ async def test_api_event_stream_coalesces_changes_and_filters_by_group(served: S
 async def test_api_event_stream_beyond_the_limit_ends_the_oldest(
     served: ServedGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "MAX_STREAMS", 1)
+    monkeypatch.setattr(broadcaster, "MAX_STREAMS", 1)
     async with get(f"{served.url}v1/events") as oldest:
         await oldest.content.readline()
         async with get(f"{served.url}v1/events") as newest:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from kube.scraped import metric_values
 from kube.world import OperatedNamespace, add_two_members
-from rota.kube.http.events import Broadcaster
+from rota.kube.http.broadcaster import Broadcaster
 from rota.kube.observers import Observers
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.trace_export import TraceExporter

@@ -7,7 +7,7 @@ from typing import Any
 from rota.aio import BackgroundTasks, loop_time
 from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.client.objects import ObjectKey
-from rota.kube.http.events import Broadcaster
+from rota.kube.http.broadcaster import Broadcaster
 from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.telemetry.change_log import ChangeLog
@@ -110,4 +110,4 @@ class Observers:
         if not is_leading:
             self._metrics.clear()
             self._reset_recorders()
-        self._broadcaster.publish()
+        self._broadcaster.publish()  # no key: the operator itself changed, so every group may look different

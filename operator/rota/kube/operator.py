@@ -28,7 +28,7 @@ from rota.kube.client.login.accounts import find_account
 from rota.kube.client.login.session import Login
 from rota.kube.http.access.access import is_by_token
 from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity, cluster_page_security
-from rota.kube.http.events import Broadcaster
+from rota.kube.http.broadcaster import Broadcaster
 from rota.kube.http.leader_relay import LeaderPage, LeaderRelay, page_annotations, parse_leader_page
 from rota.kube.http.operator_probes import ProbeServer, metrics_route, watch_ages
 from rota.kube.http.read_model import ReadModel

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from ground.keys import Authority
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.cli import main
-from rota.cli.client import proxy
+from rota.cli.client import leader_connection
 from rota.cli.client.watch import Target
 from rota.cli.commands import page
 from rota.http_server import listen
@@ -214,7 +214,9 @@ async def test_cli_shows_a_renewed_certificate_of_an_exec_plugin_and_completes_r
 
     monkeypatch.setattr(session, "RENEW_SECONDS", -1.0)  # for each request to the API server
     renew("alice")
-    async with proxy.connect_through_cluster("rota-system", "rota", LoginOptions(prefers_kubeconfig=True)) as send:
+    async with leader_connection.connect_through_cluster(
+        "rota-system", "rota", LoginOptions(prefers_kubeconfig=True)
+    ) as send:
 
         async def send_as(user: str) -> bool:
             assert (await send("/v1/groups", {}))[0] == 200

@@ -110,7 +110,11 @@ def _optional_dependencies(project: dict[str, dict[str, dict[str, list[object]]]
             "import rota.brokers.rocketmq.transport.connection",
             "RocketMQ: the wire format",
         ),
-        ("cli/console/output.py", "import rota.cli.client.proxy", "cli: commands on the console and the client"),
+        (
+            "cli/console/output.py",
+            "import rota.cli.client.leader_connection",
+            "cli: commands on the console and the client",
+        ),
     ],
 )
 def test_layout_import_contracts_detect_violations(tmp_path: Path, module: str, line: str, contract: str) -> None:

@@ -75,9 +75,9 @@ def _connect(target: Target) -> AbstractAsyncContextManager[SendRequest]:
         if target.login.impersonate or target.login.impersonate_groups:
             raise ValueError("--as works only through the API server, not with --operator; remove one of them")
         return connect_directly(target.operator)
-    from rota.cli.client import proxy  # noqa: PLC0415 - Kubernetes is imported only if it is needed
+    from rota.cli.client import leader_connection  # noqa: PLC0415 - Kubernetes is imported only if it is needed
 
-    return proxy.connect_through_cluster(target.operator_namespace, target.lease, target.login)
+    return leader_connection.connect_through_cluster(target.operator_namespace, target.lease, target.login)
 
 
 def _print_formatted(request: WatchRequest[T], value: T, output: str) -> None:

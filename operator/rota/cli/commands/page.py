@@ -8,8 +8,8 @@ from typing import NamedTuple
 import msgspec
 from aiohttp import hdrs, web
 
+from rota.cli.client.leader_connection import check_names, find_leader, log_in
 from rota.cli.client.pod_sessions import PodSessions
-from rota.cli.client.proxy import check_names, find_leader, log_in
 from rota.cli.client.requests import InvalidResponseError
 from rota.cli.client.watch import Target
 from rota.cli.console.formatting import print_line

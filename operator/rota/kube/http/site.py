@@ -18,7 +18,7 @@ from rota.kube.client.objects import ObjectKey
 from rota.kube.http import schema
 from rota.kube.http.access.access import GroupViewer, MayRead, check_may_read, viewer_of
 from rota.kube.http.access.reviews import ReviewError
-from rota.kube.http.events import Broadcaster, Listener
+from rota.kube.http.broadcaster import Broadcaster, Listener
 from rota.model import single_line
 
 EVENT_INTERVAL_SECONDS = 0.2  # after each write to a stream: changes in between are sent as one event

@@ -14,7 +14,7 @@ from rota.aio import ITEMS_PER_TURN
 from rota.kube import operator, options
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.objects import CustomResource, Metadata
-from rota.kube.http import events, schema, site
+from rota.kube.http import broadcaster, schema, site
 from rota.kube.http.access.access import MayRead
 from rota.kube.http.read_model import ReadModel
 from rota.kube.reconcile.controller import Controller
@@ -26,8 +26,8 @@ UNUSED: Any = None  # collaborators that these tests do not use
 
 
 def test_api_event_stream_beyond_the_limit_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_STREAMS", 2)
-    hub = events.Broadcaster()
+    monkeypatch.setattr(broadcaster, "MAX_STREAMS", 2)
+    hub = broadcaster.Broadcaster()
     with ExitStack() as streams:
         first, second, third = [streams.enter_context(hub.subscribe()) for _ in range(3)]
         assert (first.is_ended, second.is_ended, third.is_ended) == (True, False, False)
@@ -103,7 +103,7 @@ async def test_api_concurrent_requests_share_the_next_list_of_groups() -> None:
         return await handler(request)
 
     app = web.Application(middlewares=[count_requests])
-    app.add_routes(site.page_routes(slow_model, events.Broadcaster()))
+    app.add_routes(site.page_routes(slow_model, broadcaster.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
 
         async def request_list() -> Any:
@@ -129,7 +129,7 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
     monkeypatch.setattr(site, "MAX_CONCURRENT_REQUESTS", 1)
     slow_model = SlowReadModel()
     app = web.Application()
-    app.add_routes(site.page_routes(slow_model, events.Broadcaster()))
+    app.add_routes(site.page_routes(slow_model, broadcaster.Broadcaster()))
     async with TestClient(TestServer(app)) as client:
         first = asyncio.create_task(client.get("/v1/groups/shop/orders/why"))
         await slow_model.started.wait()
@@ -160,7 +160,7 @@ async def test_api_details_beyond_the_limit_are_rejected(monkeypatch: pytest.Mon
 )
 async def test_api_error_is_json_with_a_sentence(method: str, path: str, status: int, sentence: str) -> None:
     app = web.Application()
-    app.add_routes(site.page_routes(SlowReadModel(), events.Broadcaster()))
+    app.add_routes(site.page_routes(SlowReadModel(), broadcaster.Broadcaster()))
     async with TestClient(TestServer(app)) as client, client.request(method, path) as response:
         assert (response.status, response.content_type) == (status, "application/json")
         allowed = "GET" if path == "/v1/events" else "GET, HEAD"
@@ -173,7 +173,7 @@ async def test_api_head_is_answered_like_get_without_a_body(path: str) -> None:
     slow_model = SlowReadModel()
     slow_model.released.release()
     app = web.Application()
-    app.add_routes(site.page_routes(slow_model, events.Broadcaster()))
+    app.add_routes(site.page_routes(slow_model, broadcaster.Broadcaster()))
     async with TestClient(TestServer(app), headers={"Accept-Encoding": "identity"}) as client:
         async with client.head(path) as head:
             assert (head.status, head.content_type, await head.read()) == (200, "application/json", b"")

@@ -93,6 +93,7 @@ class ExpiringCache(Generic[K, V]):
     """Cache with a time to live; above its limit it drops the oldest entries."""
 
     def __init__(self, seconds: float, limit: int) -> None:
+        """`limit` is the maximum number of entries, at least 1."""
         self._seconds = seconds
         self._limit = limit
         self._entries: dict[K, tuple[V, float]] = {}  # the oldest first
@@ -106,7 +107,7 @@ class ExpiringCache(Generic[K, V]):
     def put(self, key: K, value: V, now: float) -> None:
         """Store a value, and drop expired entries."""
         self._entries.pop(key, None)
-        self._entries[key] = (value, now + self._seconds)  # last and not expired: the loop ends before this entry
+        self._entries[key] = (value, now + self._seconds)  # last and not expired: with a limit of 1 or more, it stays
         while len(self._entries) > self._limit or self._oldest_expires() <= now:
             del self._entries[next(iter(self._entries))]
 

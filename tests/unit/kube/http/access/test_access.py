@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 
-from rota.kube.http import events, schema, site
+from rota.kube.http import broadcaster, schema, site
 from rota.kube.http.access.access import MayRead, PageAccess
 from rota.kube.http.access.reviews import ReviewError
 from rota.kube.http.access.rights import READ_ALL_GROUPS, READ_METRICS, Right, User, read_groups
@@ -73,12 +73,14 @@ def users() -> KnownUsers:
 
 
 @pytest.fixture
-def hub() -> events.Broadcaster:
-    return events.Broadcaster()
+def hub() -> broadcaster.Broadcaster:
+    return broadcaster.Broadcaster()
 
 
 @pytest.fixture
-async def client(users: KnownUsers, hub: events.Broadcaster) -> AsyncIterator[TestClient[web.Request, web.Application]]:
+async def client(
+    users: KnownUsers, hub: broadcaster.Broadcaster
+) -> AsyncIterator[TestClient[web.Request, web.Application]]:
     app = web.Application(middlewares=[PageAccess(users).check])
 
     async def respond_ok(_: web.Request) -> web.Response:
@@ -154,7 +156,7 @@ async def test_metrics_need_the_right_to_their_path(client: TestClient[web.Reque
 
 
 async def test_page_events_name_groups_that_the_user_may_read(
-    client: TestClient[web.Request, web.Application], hub: events.Broadcaster
+    client: TestClient[web.Request, web.Application], hub: broadcaster.Broadcaster
 ) -> None:
     async with asyncio.timeout(20), client.get("/v1/events", headers=bearer("alice")) as stream:
         assert await stream.content.readline() == b": here\n"
@@ -179,7 +181,7 @@ async def test_page_reviews_no_rights_in_namespaces_that_cannot_exist(
 
 
 async def test_page_events_end_when_rights_cannot_be_checked_any_more(
-    client: TestClient[web.Request, web.Application], users: KnownUsers, hub: events.Broadcaster
+    client: TestClient[web.Request, web.Application], users: KnownUsers, hub: broadcaster.Broadcaster
 ) -> None:
     async with asyncio.timeout(20), client.get("/v1/events", headers=bearer("alice")) as stream:
         assert await stream.content.readline() == b": here\n"

@@ -1,4 +1,7 @@
-"""Broadcasts changes of groups to the page's streams of server-sent events."""
+"""Broadcasts changes of groups to the page's streams of server-sent events, which `site.py` writes.
+
+Kubernetes Events are another thing: `kube/reconcile/status_publisher.py` posts these.
+"""
 
 import asyncio
 from collections.abc import Iterator
