@@ -165,6 +165,34 @@ def test_injection_keeps_values_of_yaml_numbers_and_anchors() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("1e3", "1000.0"),
+        ("-1.5E+3", "-1500.0"),
+        (".5e-1", "0.05"),
+        ("1_0.5", "10.5"),
+        ("089", "89.0"),
+        ("0o17", "15"),
+        ("-0B11", "-3"),
+        ("0XfF", "255"),
+        (".inf", ".inf"),
+        ("-.INF", "-.inf"),
+        (".nan", ".nan"),
+        ("y", "true"),
+        ("N", "false"),
+        ("on", "true"),
+        ("1e400", "'1e400'"),
+        ("0x", "0x"),
+        ("12:30", "'12:30'"),
+    ],
+)
+def test_injection_reads_plain_yaml_values_as_kubectl_does(text: str, written: str) -> None:
+    """The values are those of kubectl 1.32, which prints them by `kubectl label --local -o json`."""
+    result = inject(DEPLOYMENT.replace("spec:\n  selector", f"x: [{text}]\nspec:\n  selector"))
+    assert f"\nx:\n- {written}\n" in result.stdout
+
+
+@pytest.mark.parametrize(
     ("manifest", "options", "error"),
     [
         (SERVICE, (), "Standard input contains none of Deployment, StatefulSet, DaemonSet, Pod; add one"),

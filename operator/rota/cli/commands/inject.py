@@ -2,6 +2,7 @@
 
 # ruff: noqa: T201 - this module prints
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -26,38 +27,64 @@ _LEADING_COMMENTS = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads YAML as kubectl does: without times, and with 12:30 and = as strings."""
+    """Loads YAML as kubectl does (sigs.k8s.io/yaml, by YAML 1.1 and Go's rules for numbers).
+
+    Other than for PyYAML, times, 12:30 and = are strings, y and n are booleans, and 1e3, 089 and 0o17 are numbers.
+    """
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumps YAML with scripts as literal blocks, and without aliases."""
+    """Dumps YAML that kubectl loads as the same values, with scripts as literal blocks, and without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - SafeDumper's signature
         """Return True, so that repeated values are written in full."""
         return True
 
 
+_TAG_OF = "tag:yaml.org,2002:{}".format
+# Go's numbers: digits may be separated by _, and 017 and 0o17 are octal; 089 is no integer, but a decimal fraction.
+_INTEGER = re.compile(
+    r"[-+]?(0[bB]_*[01][01_]*|0[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0[oO]?_*[0-7][0-7_]*|0_*|[1-9][0-9_]*)\Z"
+)
+_DECIMAL = re.compile(
+    r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9][0-9_]*)?\Z"
+    r"|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
+)
+_SHORT_BOOLEAN = re.compile(r"[yYnN]\Z")
+
+
 def _configure_yaml() -> None:
-    tag_of = "tag:yaml.org,2002:{}".format
-    replaced_tags = {tag_of("timestamp"), tag_of("int"), tag_of("float"), tag_of("value")}
+    replaced_tags = {*map(_TAG_OF, ("timestamp", "int", "float", "value"))}  # `value` is =
     _Loader.yaml_implicit_resolvers = {}
     for first_character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
         remaining = [(tag, pattern) for tag, pattern in resolvers if tag not in replaced_tags]
         _Loader.yaml_implicit_resolvers[first_character] = remaining
-    integer = re.compile(r"[-+]?(0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z")
-    fraction = re.compile(
-        r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9_]+)([eE][-+][0-9]+)?\Z|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
-    )
-    _Loader.add_implicit_resolver(tag_of("int"), integer, list("-+0123456789"))
-    _Loader.add_implicit_resolver(tag_of("float"), fraction, list("-+0123456789."))
+    for yaml_class in (_Loader, _Dumper):  # the dumper quotes strings that match
+        yaml_class.add_implicit_resolver(_TAG_OF("int"), _INTEGER, list("-+0123456789"))
+        yaml_class.add_implicit_resolver(_TAG_OF("float"), _DECIMAL, list("-+0123456789."))
+        yaml_class.add_implicit_resolver(_TAG_OF("bool"), _SHORT_BOOLEAN, list("yYnN"))
+    _Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
+    _Loader.add_constructor(_TAG_OF("int"), _construct_integer)
+    _Loader.add_constructor(_TAG_OF("float"), _construct_decimal)
     _Dumper.add_representer(str, _represent_string)
 
 
+def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node).replace("_", "")
+    return int(re.sub(r"^([-+]?)0(?=[0-9])", r"\g<1>0o", text), base=0)
+
+
+def _construct_decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
+    """Return the number; a text such as 1e400, which no float can represent, is a string for kubectl."""
+    text = loader.construct_scalar(node)
+    if text[-1] in "fFnN":  # `.inf` and `.nan` have no point in Python
+        return float(text.replace(".", ""))
+    number = float(text.replace("_", ""))
+    return text if math.isinf(number) else number
+
+
 def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Represent a string so that kubectl reads it as one: for kubectl y is true, and 1e3 and 089 are numbers."""
-    is_ambiguous = re.fullmatch(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+", text)
-    style = "|" if "\n" in text else "'" if is_ambiguous else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    return dumper.represent_scalar(_TAG_OF("str"), text, style="|" if "\n" in text else None)
 
 
 _configure_yaml()
