@@ -12,8 +12,9 @@ from rota.cli.commands.pipeline.commands import pipeline
 from rota.cli.console.errors import CommandGroup, report_user_errors
 from rota.cli.console.output import print_table, print_value
 from rota.cli.options import (
+    CONTEXT_OPTION,
+    KUBECONFIG_OPTION,
     LOGIN_NAMES,
-    LOGIN_OPTIONS,
     OUTPUT_OPTION,
     PORT,
     WIDE_OUTPUT_OPTION,
@@ -57,7 +58,7 @@ def plan(*, diff: bool, output: str, **options: Any) -> None:
 @click.argument("queue", required=False)
 @OUTPUT_OPTION
 @report_user_errors
-def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
+def explain(*, group: str | None, queue: str | None, output: str, **options: Any) -> None:
     """Explain why QUEUE (TOPIC/BROKER/ID) has its owner.
 
     For a live GROUP without a QUEUE: an example for each member, and the result of the last rebalance. With -f, for a
@@ -65,8 +66,6 @@ def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
     """
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
-    output = options.pop("output")
-    is_watched = options.pop("watch")
     target, scope = take_target(options)
     if options["filename"] is None:
         _reject_options(files, "describes a group in a file; add -f, or remove this option")
@@ -75,7 +74,8 @@ def explain(*, group: str | None, queue: str | None, **options: Any) -> None:
         from rota.cli.client import watch
         from rota.cli.commands import status
 
-        watch.print_response(status.explain_request(group, queue, scope), target, output=output, watch=is_watched)
+        request = status.explain_request(group, queue, scope)
+        watch.print_response(request, target, output=output, watch=options["watch"])
         return
     _reject_options(live, "is for a live group; remove this option, or remove -f")
     if queue is not None:
@@ -110,7 +110,7 @@ def status(*, group: str | None, everywhere: bool, output: str, **options: Any) 
 
     target, scope = take_target(options)
     request = status.status_request(group, scope, everywhere=everywhere, wide=output == "wide")
-    watch.print_response(request, target, output=output, **options)
+    watch.print_response(request, target, output=output, watch=options["watch"])
 
 
 @main.command()
@@ -122,7 +122,11 @@ def page(*, port: int, **options: Any) -> None:
     from rota.cli.client.watch import Target
     from rota.cli.commands import page
 
-    page.serve(Target(None, login=take_login(options), **options), port)
+    login = take_login(options)
+    target = Target(
+        operator=None, operator_namespace=options["operator_namespace"], lease=options["lease"], login=login
+    )
+    page.serve(target, port)
 
 
 @main.command()
@@ -136,7 +140,8 @@ def members(*, group: str, output: str, **options: Any) -> None:
     from rota.cli.commands import status
 
     target, scope = take_target(options)
-    watch.print_response(status.members_request(group, scope, wide=output == "wide"), target, output=output, **options)
+    request = status.members_request(group, scope, wide=output == "wide")
+    watch.print_response(request, target, output=output, watch=options["watch"])
 
 
 @main.command()
@@ -146,13 +151,14 @@ def members(*, group: str, output: str, **options: Any) -> None:
 @click.option("--top", type=click.IntRange(min=1), help="Show only the first N queues of each kind of topic.")
 @OUTPUT_OPTION
 @report_user_errors
-def lag(*, group: str, by: str, top: int | None, **options: Any) -> None:
+def lag(*, group: str, by: str, top: int | None, output: str, **options: Any) -> None:
     """Show the lag of each queue of GROUP."""
     from rota.cli.client import watch
     from rota.cli.commands import status
 
     target, scope = take_target(options)
-    watch.print_response(status.lag_request(group, scope, by, top), target, **options)
+    request = status.lag_request(group, scope, by, top)
+    watch.print_response(request, target, output=output, watch=options["watch"])
 
 
 @main.command()
@@ -266,8 +272,8 @@ def inject(**options: Any) -> None:
     "--fleets/--no-fleets", envvar="ROTA_FLEETS", default=True, help="Manage the Deployments of groups with a template."
 )
 @click.option("--sidecar-image", "image", envvar="ROTA_SIDECAR_IMAGE", help="Sidecar image in created Deployments.")
-@LOGIN_OPTIONS[0]
-@LOGIN_OPTIONS[1]
+@KUBECONFIG_OPTION
+@CONTEXT_OPTION
 @log_options
 @report_user_errors
 def operator(*, namespaces: tuple[str, ...], log_level: str, log_format: str, **values: Any) -> None:

@@ -25,11 +25,9 @@ OUTPUT_OPTION = default_option("-o", "--output", type=click.Choice(["table", "js
 WIDE_OUTPUT_OPTION = default_option(
     "-o", "--output", type=click.Choice(["table", "wide", "name", "json", "yaml"]), default="table"
 )
-LOGIN_OPTIONS = (
-    click.option("--kubeconfig", help="The kubeconfig; by default KUBECONFIG or ~/.kube/config."),
-    click.option("--context", help="The context of the kubeconfig; by default the current one."),
-)
-LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")
+KUBECONFIG_OPTION = click.option("--kubeconfig", help="The kubeconfig; by default KUBECONFIG or ~/.kube/config.")
+CONTEXT_OPTION = click.option("--context", help="The context of the kubeconfig; by default the current one.")
+LOGIN_NAMES = ("kubeconfig", "context", "impersonate", "impersonate_groups")  # fields of LoginOptions; see `take_login`
 
 
 def log_options(command: Command) -> Command:
@@ -92,21 +90,22 @@ def group_file_options(command: Command, *, required: bool = True) -> Command:
 
 
 def operator_options(command: Command) -> Command:
-    """Add the options that name a group and the operator; `rota.cli.client.watch` uses the operator's."""
+    """Add the options that name a group and its operator, read by `take_target`; what stays is `watch`."""
     return _add_options(
         command,
         click.option("-n", "--namespace", help="Namespace of the group; default: that of the kubeconfig's context."),
         click.option("--operator", envvar="ROTA_OPERATOR", help="The operator's address, http://127.0.0.1:8080."),
         *LEASE_OPTIONS,
         click.option("-w", "--watch", is_flag=True, help="Print every change until Ctrl-C."),
-        *LOGIN_OPTIONS,
+        KUBECONFIG_OPTION,
+        CONTEXT_OPTION,
         *IMPERSONATION_OPTIONS,
     )
 
 
 def cluster_options(command: Command) -> Command:
     """Add the options that name an operator in a cluster and the user's account."""
-    return _add_options(command, *LEASE_OPTIONS, *LOGIN_OPTIONS, *IMPERSONATION_OPTIONS)
+    return _add_options(command, *LEASE_OPTIONS, KUBECONFIG_OPTION, CONTEXT_OPTION, *IMPERSONATION_OPTIONS)
 
 
 def take_login(options: dict[str, Any]) -> "LoginOptions":

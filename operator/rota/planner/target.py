@@ -34,7 +34,8 @@ def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids:
     """Return the share of our members while unmanaged consumers are in the group.
 
     Each unmanaged consumer computes Averagely by itself, over all client ids in order. Only if the operator does the
-    same, with the client ids of our members at the broker, is no queue read twice.
+    same, with the client ids of our members at the broker, is no queue read twice. A member that is not in `client_ids`
+    has its name as client id.
     """
     ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
     all_clients = Roster.of(roster.queues, [*ours, *distinct_client_ids(unmanaged)])

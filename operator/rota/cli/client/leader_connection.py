@@ -1,4 +1,4 @@
-"""Client of the operator through the cluster: the Lease names the leading pod, and the API server connects to that pod.
+"""Connects to the leading operator through the cluster: the Lease names its pod, the API server connects to that pod.
 
 If the operator authenticates users of the cluster, requests use a forwarded port: the API server's proxy would remove
 the user's credentials from the request.
@@ -26,7 +26,7 @@ from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
 
 logging.getLogger("rota").addHandler(logging.NullHandler())  # failures are printed as one sentence, without log lines
-OPERATOR_OPTION_HINT = "or give --operator with its address"  # for commands that have this option
+OPERATOR_OPTION_HINT = "or give --operator with its address"  # added by commands that have this option: not `rota page`
 REJECTED_LOGIN = "The API server rejects the credentials of the kubeconfig; log in again"
 ANONYMOUS_USER = "system:anonymous"  # the user of requests without credentials
 

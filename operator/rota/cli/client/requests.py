@@ -17,7 +17,10 @@ class InvalidResponseError(ValueError):
 
 
 class NoConnectionError(InvalidResponseError):
-    """Raised if the operator cannot be reached through the cluster; commands with --operator add that as a remedy."""
+    """Raised if the operator cannot be reached through the cluster.
+
+    A command that has the option --operator adds to the message that the user may give it.
+    """
 
 
 class _OperatorError(msgspec.Struct):

@@ -20,7 +20,8 @@ def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
     unmanaged = inputs.unmanaged
     policy = UNMANAGED_POLICY if unmanaged else inputs.policy
     if unmanaged:
-        owners = planner.share_with_unmanaged(roster, unmanaged, {}).tolist()
+        # With --foreign, the names in --members are the client ids.
+        owners = planner.share_with_unmanaged(roster, unmanaged, client_ids={}).tolist()
     else:
         owners = planner.compute_owners(policy, roster, planner.StrategyInputs(inputs.rooms)).tolist()
     shares = roster.assignment(owners)
