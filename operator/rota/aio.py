@@ -1,4 +1,4 @@
-"""Asyncio helpers: clock, stalls, timers, rate limits, background tasks, shielded writes and supervised tasks."""
+"""Asyncio helpers: clock, stalls, timers, pauses, rate limits, background tasks, shielded writes, supervised tasks."""
 
 import asyncio
 import logging
@@ -10,6 +10,7 @@ MIN_RESTART_PAUSE_SECONDS = 0.5
 MAX_RESTART_PAUSE_SECONDS = 30.0
 RECOVERED_AFTER_SECONDS = 60.0  # a restarted task that has run this long has recovered
 ITEMS_PER_TURN = 16  # items that are processed in one turn of the event loop
+RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after the first, second, … failure in a row; then the last
 STALL_SECONDS = 5.0  # a process that ran nothing for longer was stalled
 
 CallbackArgs = TypeVarTuple("CallbackArgs")
@@ -21,6 +22,11 @@ _log = logging.getLogger(__name__)
 def loop_time() -> float:
     """Return the time on the event loop's clock, in seconds: it never jumps, and its origin is arbitrary."""
     return asyncio.get_running_loop().time()
+
+
+def retry_pause(failures: int) -> float:
+    """Return the seconds to wait after the last of `failures` failures in a row."""
+    return RETRY_PAUSES_SECONDS[min(failures, len(RETRY_PAUSES_SECONDS)) - 1]
 
 
 def call_after_pending_input(

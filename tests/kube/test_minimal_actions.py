@@ -149,7 +149,7 @@ async def test_route_that_loses_a_broker_removes_its_queues_only_when_that_lasts
     assert world.fleet.owners() == owners
     for module in (planner, subscribed_queues):
         monkeypatch.setattr(module, "SHRINK_PATIENCE_SECONDS", 0.0)
-    world.operator.controller.enqueue((world.namespace, GROUP))
+    world.operator.controller.queue.enqueue((world.namespace, GROUP))
     await world.wait_for_shares(4, 4)
     assert {queue.split("/")[1] for queue in world.fleet.owners()} == {BROKER}
     assert not {"BrokerMetadataUnavailable", "UnknownTopic", "BrokerUnreachable"} & {*await world.conditions()}
@@ -255,7 +255,7 @@ async def test_restart_of_the_operator_changes_nothing_of_a_settled_group_with_a
 
         for times in (1, 2, 3):
             await fleet.soon(partial(has_reconciled, times))
-            another.controller.enqueue((fleet.namespace, GROUP))
+            another.controller.queue.enqueue((fleet.namespace, GROUP))
         assert all(group.was_observed for group in another.controller.groups.values())
         assert await versions(fleet) == versions_before
 

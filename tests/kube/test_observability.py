@@ -70,7 +70,7 @@ async def test_broadcasting_lag_is_that_of_the_slowest_member(world: OperatedNam
     slow.offsets = dict.fromkeys(queues, 0) | {queues[0]: 2}
     controller = world.operator.controller
     polling = asyncio.create_task(
-        report_poller.poll_reports(lambda: controller.groups, world.operator.reports, controller.enqueue)
+        report_poller.poll_reports(lambda: controller.groups, world.operator.reports, controller.queue.enqueue)
     )
 
     async def has_lag(*lag: float) -> bool:
@@ -159,7 +159,7 @@ async def test_condition_reports_a_problem_of_a_member_between_rebalances(world:
     await world.soon(world.at_rest)
     controller = world.operator.controller
     polling = asyncio.create_task(
-        report_poller.poll_reports(lambda: controller.groups, world.operator.reports, controller.enqueue)
+        report_poller.poll_reports(lambda: controller.groups, world.operator.reports, controller.queue.enqueue)
     )
     sentence = "The app answers 404 to POST /; correct spec.delivery.push.path"
     world.fleet.members["orders-a"].troubles = {"AppPathNotFound": sentence}

@@ -400,7 +400,7 @@ async def test_condition_assignment_too_large_is_reported_and_no_queue_moves(
     await check_row(world, Row("AssignmentTooLarge", add_member("orders-c"), WRONG))
     assert world.fleet.owners() == owners
     monkeypatch.setattr(planner, "encode_assignment", encode_assignment)
-    world.operator.controller.enqueue((world.namespace, GROUP))
+    world.operator.controller.queue.enqueue((world.namespace, GROUP))
     await world.wait_for_shares(3, 3, 2)
     await world.wait_until_cleared("AssignmentTooLarge")
 

@@ -80,7 +80,7 @@ class Operator(Process):
     def enqueue(self) -> None:
         """Reconcile the group soon."""
         with self.loop.running():
-            self.controller.enqueue(self.key)
+            self.controller.queue.enqueue(self.key)
 
     def _on_reconciled(self, _: ReconcileResult) -> None:
         self.world.judge.on_plan()

@@ -165,7 +165,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     policies = controller.specs.policies
     groups_by_policy = parts.events.policies.groups_by_policy
     policy_statuses = PolicyStatusWriter(parts.api, policies, groups_by_policy, lambda: controller.is_leading)
-    delivery_poller = partial(poll_deliveries, get_groups, reports, controller.enqueue)
+    delivery_poller = partial(poll_deliveries, get_groups, reports, controller.queue.enqueue)
     async with asyncio.TaskGroup() as tasks:
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         running: list[asyncio.Task[Any]] = []
@@ -175,7 +175,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
             running.append(tasks.create_task(watch, name="custom resources"))
         running += [
             tasks.create_task(parts.registry.run(), name="secrets"),
-            tasks.create_task(poll_reports(get_groups, reports, controller.enqueue), name="report poller"),
+            tasks.create_task(poll_reports(get_groups, reports, controller.queue.enqueue), name="report poller"),
             tasks.create_task(supervise("progress poller", progress_poller.run), name="progress poller"),
             tasks.create_task(supervise("delivery poller", delivery_poller), name="delivery poller"),
             tasks.create_task(supervise("policy statuses", policy_statuses.run), name="policy statuses"),
@@ -194,7 +194,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
 
         def enqueue_all() -> None:
             for key in controller.groups:
-                controller.enqueue(key)
+                controller.queue.enqueue(key)
 
         async def start() -> None:
             """Run kopf, leader election and keys, once the first lists have arrived and the keys were loaded."""

@@ -36,7 +36,10 @@ T = TypeVar("T", bound=HasMetadata)
 
 
 class ObjectHandlers(Protocol[T]):
-    """Handles the objects of one kind; `kube/informers.py:object_informers` connects each kind with its handlers."""
+    """Handles the objects of one kind: a class of `kube/reconcile/event_handlers.py`, such as `PodHandlers`.
+
+    `kube/informers.py` (`object_informers`, `custom_informers`) gives each informer the handlers of its kind.
+    """
 
     def on_upsert(self, item: T, /) -> None:
         """Handle an added or changed object, or one that a list has."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from time import time
 
-from rota.aio import BackgroundTasks, RateLimitedCall, StallDetector, loop_time
+from rota.aio import BackgroundTasks, RateLimitedCall, StallDetector, loop_time, retry_pause
 from rota.http_server import AdmissionLimit
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, ApiError, ConflictError, NoResponseError
@@ -18,7 +18,7 @@ from rota.kube.reconcile.group_specs import GroupSpecs
 from rota.kube.reconcile.observe import MAX_CONCURRENT_POLLS, GroupStateReader, PriorityLimiter
 from rota.kube.reconcile.pod_annotator import PodAnnotator
 from rota.kube.reconcile.reconciler import QueuedGroup, Reconciler
-from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS, PublisherResources, StatusPublisher
+from rota.kube.reconcile.status_publisher import PublisherResources, StatusPublisher
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import AssignmentLimits
 from rota.kube.workload.deployments import Deployments
@@ -40,7 +40,10 @@ class WorkQueue:
         self.groups: dict[ObjectKey, QueuedGroup] = {}
 
     def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
-        """Reconcile a group at the earliest time that calls request; all calls during a reconcile cause one more."""
+        """Reconcile a group after `seconds`; of several calls the earliest time counts.
+
+        All calls during a reconcile cause one more. A standby enqueues nothing.
+        """
         queued = self.groups.get(key)
         if queued is None or not self._controller.is_leading or queued.group.body is None or seconds == inf:
             return
@@ -63,14 +66,14 @@ class WorkQueue:
 
     async def _reconcile(self, key: ObjectKey, queued: QueuedGroup) -> None:
         """Reconcile a group, and enqueue it again: when its plan asks for it, or to retry after a failure."""
-        earlier_failures = queued.failures  # in a row
-        delay = RETRY_PAUSES_SECONDS[min(earlier_failures, len(RETRY_PAUSES_SECONDS) - 1)]
-        queued.failures += 1  # reset below after a success
+        queued.failures += 1  # of reconciles in a row, if this one fails, too; reset below after a success
+        delay = retry_pause(queued.failures)
         try:
             delay = await self._controller.reconcile(queued)
             queued.failures = 0
-        except ConflictError:  # at first without a pause: another client has written, and the next read shows it
-            delay = delay if earlier_failures else 0.0
+        except ConflictError:
+            if queued.failures == 1:
+                delay = 0.0  # another client has written: the next reconcile reads that
         except (ApiError, NoResponseError) as error:
             _log.warning("Reconcile failed; retrying: %s", error, extra=group_fields(*key, seconds=delay))
         except Exception:  # noqa: BLE001 - affects one group; the others continue
@@ -101,7 +104,7 @@ class Controller:
         self.deployments = deployments
         self.wall_time = wall_time
         self.specs = GroupSpecs(registry)
-        self._is_observing = False  # from the begin of leading until every group was observed once; only for the log
+        self._is_observing = False  # True from the begin of leading until every group was observed once; for the log
         self._stall_detector = StallDetector(0.0)  # replaced when this operator begins to lead
         self._stall_timer: asyncio.TimerHandle | None = None  # while this operator leads
         self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
@@ -128,10 +131,6 @@ class Controller:
     def is_leading(self) -> bool:
         """Whether this operator may write."""
         return self.reconciler.is_leading
-
-    def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
-        """Reconcile a group soon."""
-        self.queue.enqueue(key, seconds)
 
     async def reconcile(self, queued: QueuedGroup) -> float:
         """Observe and reconcile a group; return after how many seconds to repeat that if nothing changes."""
@@ -188,7 +187,7 @@ class Controller:
             queued.group.reset_observations()
             queued.writer.forget_pending()
             if is_leading:
-                self.enqueue((queued.group.namespace, queued.group.name))
+                self.queue.enqueue((queued.group.namespace, queued.group.name))
             else:
                 queued.stop()
         if self._stall_timer:
@@ -216,7 +215,7 @@ class Controller:
             _log.warning("The operator was stalled for %.1f s; it observes all groups again", stalled_seconds)
             for queued in self._handovers_first():
                 queued.group.reset_observations()
-                self.enqueue((queued.group.namespace, queued.group.name))
+                self.queue.enqueue((queued.group.namespace, queued.group.name))
 
     async def close(self) -> None:
         """Stop leading, and cancel all tasks; the next leader continues from the stored assignments."""

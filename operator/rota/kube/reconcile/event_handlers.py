@@ -1,5 +1,8 @@
 """Handlers of watch events, one class a kind: they update the state of the groups concerned, and enqueue these.
 
+`kube/informers.py` gives the handlers of each kind to its informer, which calls them; kopf calls those of groups and
+policies, too (`kube/client/kopf_watch.py`).
+
 `expected` returns the objects that exist as far as the operator knows, though the informer's cache may lack them: only
 kopf has reported them, or this operator wrote them. After each list, the informer reports those that the list lacks as
 deleted.
@@ -114,7 +117,7 @@ class PodHandlers:
             state = queued.group.pods.get(pod.metadata.name)
             previous = state.pod if state else None
             queued.group.pods.upsert(pod, loop_time())
-            if previous is None or previous.planning_fields != pod.planning_fields:
+            if previous is None or previous.planning_fields != pod.planning_fields:  # readiness is among these
                 if previous and previous.ready and not pod.ready:
                     # The member may hang: a poll that it holds would hide its silence. The reconcile starts a new poll.
                     queued.watchers.cancel_polls(pod.metadata.name)

@@ -78,14 +78,15 @@ class Reconciler:
         self._wall_time = wall_time
         self.plan_runner = PlanRunner()
         self.is_leading = False  # whether this operator may write
-        self.on_reconciled: Callable[[ReconcileResult], None] = lambda _: None  # `Observers.on_reconciled`
+        # kube/observers.py:Observers.on_reconciled, set in kube/operator.py:_build
+        self.on_reconciled: Callable[[ReconcileResult], None] = lambda _: None
 
     async def reconcile(self, queued: QueuedGroup) -> float:
         """Reconcile a group once; return after how many seconds to reconcile it again if nothing changes."""
         group = queued.group
         self._start_unlocks(group)
-        # If a write that got no response was stored after all, follow up its plan before the next one is made: that
-        # starts from the stored document, so it has neither the Events nor the journal records of this change.
+        # If a write that got no response was stored after all, follow up its plan before the next one is made: the next
+        # plan starts from the stored document, so it has neither the Events nor the journal records of this change.
         confirmed = queued.writer.take_confirmed()
         if confirmed:
             await self._follow_up(queued, confirmed, is_written=True)
@@ -177,7 +178,7 @@ class Reconciler:
         try:
             annotations = await self._annotator.annotate(group, new_plan)
             counts["poke"] += annotations.writes
-        finally:  # the assignment is stored, so it is counted even if this fails
+        finally:  # the assignment is stored, so it is counted even if `annotate` fails
             self.on_reconciled(ReconcileResult(group, new_plan, pending.planning_seconds, counts))
         if self._may_publish(group, uid):
             queued.publisher.publish(new_plan, with_deployment=True)

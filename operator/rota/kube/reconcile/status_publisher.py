@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rota.aio import BackgroundTasks, loop_time
+from rota.aio import BackgroundTasks, loop_time, retry_pause
 from rota.kube.client.api import FIELD_MANAGER, Api, ApiError, ConflictError, NoResponseError
 from rota.kube.client.objects import CustomResource
 from rota.kube.client.paths import GROUPS, collection_path, object_path
@@ -29,7 +29,6 @@ from rota.model import Finding, Reason
 from rota.planner import Event, Plan
 from rota.timestamps import format_time
 
-RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after consecutive failures
 MAX_QUEUED_EVENTS = 50  # that wait to be written; older ones are dropped: only users read them
 MAX_CONCURRENT_WRITES = 15  # concurrent status and Event writes, and Deployment writes: leaves capacity for assignments
 
@@ -88,7 +87,7 @@ class StatusPublisher:
     """Publishes the status and Events of one group, and maintains its Deployment."""
 
     def __init__(self, group: Group, resources: PublisherResources, requeue_after: Callable[[float], None]) -> None:
-        """`requeue_after` reconciles the group in so many seconds."""
+        """`requeue_after` reconciles the group after a number of seconds."""
         self._group = group
         self._resources = resources
         self._api = resources.api
@@ -184,7 +183,7 @@ class StatusPublisher:
         elif previous_problems != problems:  # the next plan publishes them
             has_same_reasons = _reasons(previous_problems) == _reasons(problems)
             # Pause if only a message differs, as it may in each attempt: otherwise attempts would follow without end.
-            self._requeue_after(RETRY_PAUSES_SECONDS[0] if has_same_reasons else 0.0)
+            self._requeue_after(retry_pause(1) if has_same_reasons else 0.0)
 
     def _retry_later(self, step: _Step, error: Exception) -> None:
         """Repeat a failed step later; at once after a first ConflictError, which the Deployment's write raises."""
@@ -201,7 +200,7 @@ class StatusPublisher:
     def _count_failure(self, step: _Step) -> float:
         """Count a failure of a step; return the seconds to wait after it."""
         self._failures[step] += 1
-        return RETRY_PAUSES_SECONDS[min(self._failures[step], len(RETRY_PAUSES_SECONDS)) - 1]
+        return retry_pause(self._failures[step])
 
 
 def _reasons(problems: Iterable[Finding]) -> list[Reason]:

@@ -7,12 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from rota.aio import BackgroundTasks
+from rota.aio import RETRY_PAUSES_SECONDS, BackgroundTasks
 from rota.kube.client.api import ConflictError, NoResponseError
 from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.reconcile.controller import WorkQueue
 from rota.kube.reconcile.reconciler import QueuedGroup
-from rota.kube.reconcile.status_publisher import RETRY_PAUSES_SECONDS
 from rota.kube.state.group import Group
 
 KEY = ("shop", "orders")

@@ -177,7 +177,8 @@ def _kill(transport: asyncio.SubprocessTransport, *, is_interactive: bool) -> No
 def _parse_credential(plugin: ExecPlugin, output: bytes) -> ExecCredential:
     try:
         response = msgspec.json.decode(output, type=_Response)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the output may hold a secret
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # The output may hold a secret, so only the decoder's message is shown.
         raise LoginError(f"{plugin.title} printed no ExecCredential: {single_line(str(error), 200)}") from error
     if response.api_version != plugin.api_version:
         version = single_line(response.api_version, 100)
