@@ -85,7 +85,8 @@ async def watch_custom_resources(
     for informer in custom_resources:
         while not await _try_relist(informer):  # noqa: ASYNC110 - the API server may not serve it yet
             await asyncio.sleep(RELIST_RETRY_SECONDS)
-    if namespace in await asyncio.shield(kopf_namespaces):  # the tasks of all namespaces await the same future
+    # Shielded: the tasks of all namespaces await this future, so the cancellation of one must not cancel it.
+    if namespace in await asyncio.shield(kopf_namespaces):
         while True:
             await asyncio.sleep(RESYNC_SECONDS)
             for informer in custom_resources:

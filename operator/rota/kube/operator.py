@@ -131,7 +131,9 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     # Filled below: metrics show the informers, whose handlers need the observers, which need the metrics.
     informers: list[Informer[Any]] = []
     metrics = _build_metrics(controller, informers, journal, trace_exporter, options)
-    read_model = ReadModel(controller, registry, metrics, identity, VERSION, loop_time, asyncio.Lock())
+    read_model = ReadModel(
+        controller, registry, metrics, identity, VERSION, loop_time=loop_time, explain_lock=asyncio.Lock()
+    )
     observers = Observers(
         controller, metrics, registry.lag_of, journal=journal, broadcaster=broadcaster, trace_exporter=trace_exporter
     )

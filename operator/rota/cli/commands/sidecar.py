@@ -148,7 +148,8 @@ class _LocalConfigWriter:
 
     def write_group_settings(self, drain_timeout: float) -> None:
         """Write the group's settings."""
-        self._write("group.json", encode_settings("", self._group, drain_timeout, format_time(time.time())))
+        name = ""  # not needed: `run` has set `spec.group`
+        self._write("group.json", encode_settings(name, self._group, drain_timeout, format_time(time.time())))
 
     async def assign_queues(self, brokers: Brokers) -> None:
         """Assign every queue to the member, including queues that are created later."""
@@ -222,7 +223,7 @@ async def _send_lines(memory_cluster: MemoryCluster) -> None:
 def _read_lines(on_line: Callable[[bytes], object]) -> None:
     """Read standard input to the end, in a thread of its own: asyncio cannot wait for every kind of file.
 
-    By the descriptor: a thread that is stopped within Python's buffered reader blocks the interpreter's exit.
+    It reads by the descriptor: a thread that is stopped within Python's buffered reader blocks the interpreter's exit.
     """
     incomplete = b""
     with suppress(OSError, ValueError, AttributeError, RuntimeError):  # no standard input, or the event loop is closed

@@ -48,7 +48,7 @@ class Binding:
     interest: TopicInterest
     rocketmq: RocketMQ
     cluster: BrokerCluster | None = None  # None while the operator does not lead, or a Secret is missing
-    problems: tuple[Finding, ...] = ()
+    problems: tuple[Finding, ...] = ()  # of the last read of its Secrets
     was_polled: bool = False  # since this operator leads; also without success: no Secret, or no response
     is_accepted: bool = False  # whether the brokers list the group's consumers; the last response counts
 

@@ -126,7 +126,7 @@ class Api:
 
     def __init__(self, login: Login) -> None:
         self._server = login.server
-        # A line of a watch may have twice the size of the buffer.
+        # aiohttp accepts a line of up to twice this size, so an event of a watch may have MAX_OBJECT_BYTES.
         self._connections = login.connect(timeout=_REQUEST_TIMEOUT, read_bufsize=MAX_OBJECT_BYTES // 2)
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
@@ -160,7 +160,7 @@ class Api:
                 yield websocket
         except aiohttp.WSServerHandshakeError as error:
             message = f"The API server responded with status {error.status} to {path}"
-            raise ApiError(error.status, "", message) from error
+            raise ApiError(error.status, reason="", message=message) from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise NoResponseError(f"The API server did not respond to {path}: {describe_failure(error)}") from error
 
@@ -209,7 +209,7 @@ class Api:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
-            "timeoutSeconds": str(WATCH_TIMEOUT_SECONDS + random.randrange(60)),  # noqa: S311 - not all at once
+            "timeoutSeconds": str(WATCH_TIMEOUT_SECONDS + random.randrange(60)),  # noqa: S311 - so that watches end one by one
         }
         try:
             options: dict[str, Any] = {"timeout": _WATCH_TIMEOUT, "allow_redirects": False}

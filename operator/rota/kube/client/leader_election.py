@@ -73,7 +73,7 @@ class LeaderElector:
         self._path = object_path("leases", namespace, name)
         self._name = name
         self._observed_renewal: tuple[str | None, str | None] = (None, None)  # holder and renew time of the Lease
-        self._observed_at = 0.0  # when the pair last changed, by this machine's clock: clocks differ
+        self._observed_at = 0.0  # when that pair last changed, on the loop's clock: another machine's may differ
         self._expires_at = math.inf  # when another holder's Lease expires unless renewed
         self._leads_until = 0.0  # end of this candidate's leadership unless renewed
         self._was_refused = False  # whether the last request was refused: then an early retry is useless

@@ -164,7 +164,7 @@ class _Site:
 
     async def _stream_events(self, request: web.Request, stream: web.StreamResponse, listener: Listener) -> None:
         """Write events, and comments (`: …`) when there is none for long, until the client or the stream ends."""
-        output = b": here\n\n"
+        output = b": here\n\n"  # at once, so that the client knows that the stream is open
         written_at = loop_time()
         while not (self._broadcaster.is_closed or listener.is_ended):
             if request.transport is None or request.transport.is_closing():

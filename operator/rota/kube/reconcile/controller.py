@@ -137,7 +137,7 @@ class Controller:
         group = queued.group
         await self._state_reader.refresh_state(group)
         await self.deployments.ensure_key(group)
-        self.check_stall()  # this task may continue before the timer
+        self.check_stall()  # after a stall, this task may continue before the timer that looks for stalls
         if not group.was_observed:  # leadership has changed, the group was recreated, or this process was stalled
             return 0.0
         self._note_observed()

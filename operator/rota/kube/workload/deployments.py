@@ -114,7 +114,7 @@ class Deployments:
 
     async def _apply_template(self, group: Group, spec: GroupSpec, key: ObjectKey) -> _SyncResult:
         current = self._observed.get(key)
-        if current is None and key not in self._applied:  # one without the group's label exists unseen by the watch
+        if current is None and key not in self._applied:  # it may lack the label, so that the watch does not report it
             current = await self._read(key)
         if current and not current.metadata.is_owned_by(group.uid):
             message = f"The Deployment {group.name} is not owned by this group; delete it or rename the group"

@@ -73,7 +73,7 @@ def recommend(
         min_gain=options["least_gain"] / 100,
         max_plots=options["top"],
     )
-    # The report in another folder is not about an earlier simulation there, so remove that.
+    # The report in another folder is not about the tables of an earlier simulation there, so remove those.
     if is_simulated and folder.resolve() != Path(source).resolve():
         for name in ("results", "series"):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -39,7 +39,7 @@ class QueueResolver:
         samples: GroupSamples,
         unresolved: Mapping[ObjectKey, list[Queue]],
     ) -> None:
-        """Ask about these queues, and put the offsets into their samples; empty queues come last.
+        """Ask about these queues, and put the offsets into their samples; empty queues come last, as they have no lag.
 
         One request is enough for all ConsumerGroups that name the same consumer group.
         """

@@ -86,7 +86,7 @@ class PodAccount:
         except _LOAD_ERRORS as error:
             raise LoginError(f"The pod's service account cannot be used: {single_line(str(error), 300)}") from error
         check_server(configuration.host, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT")
-        return _credentials(configuration, self._impersonation, None)
+        return _credentials(configuration, self._impersonation, certificate=None)
 
 
 class _PluginCredential(NamedTuple):

@@ -61,7 +61,7 @@ class Login:
         self._renewal: asyncio.Task[None] | None = None
         self._forced_renewal: asyncio.Task[None] | None = None
         self._renew_after = loop_time() + RENEW_SECONDS
-        self._force_after = loop_time()  # before, a rejection causes no further login
+        self._force_after = loop_time()  # a 401 before this time causes no login: one has just been made
         self._failure = ""  # of the last renewal; empty if it succeeded
 
     @classmethod

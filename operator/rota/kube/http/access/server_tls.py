@@ -35,7 +35,7 @@ def read_page_certificate(folder: Path) -> KeyPair:
     """Read the Secret that --page-tls names; raise ValueError if it cannot be used."""
     try:
         pair = read_key_pair(folder)
-        server_context(pair, "")
+        server_context(pair, client_authority="")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"--page-tls {folder} has no usable tls.crt and tls.key: {reason}; correct them") from error
@@ -86,7 +86,7 @@ class ServerTls:
         self._pair = read_page_certificate(folder) if folder else self_signed(names)
         self._client_authority = ""
         self._problem = ""
-        self._context = server_context(self._pair, "")
+        self._context = server_context(self._pair, self._client_authority)
         self._current_contexts = WeakSet([self._context])  # those with the current client authority
 
     def context(self) -> ssl.SSLContext:

@@ -176,9 +176,9 @@ class Journal:
                 texts = [line.text for line in run]
                 unwritten -= len(texts)
                 self._append_to_output(hour, b"".join(texts))
-        except WriteFailedError as stopped:
+        except WriteFailedError as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
-            return unwritten + stopped.missing_lines.count(b"\n"), str(stopped)
+            return unwritten + error.missing_lines.count(b"\n"), str(error)
         return 0, ""
 
     def _encode_records(self, records: list[JournalRecord]) -> list[_Line]:
