@@ -4,9 +4,10 @@ Messages are given to the app in the order of their offsets. Messages that a rea
 delivered again by the queue's next reader, which starts at the committed offset: from there up to the highest offset
 given. A filter skips some of these offsets, so their number is an upper bound.
 
-A reader that releases a queue reports the offsets that it had given. If a reader ended without such a report, the last
-page that was read from it counts: a crash at the time of that page would have repeated its uncommitted messages, and
-the real crash is estimated to repeat as many.
+A reader that drains a queue, or has released it, reports the highest offset that it had given (`uncommitted`). If a
+reader ended without such a report, its last progress page (`/v1/report/queues`, `rota.queue_offsets`) counts: a crash
+at the time of that page would have repeated the messages that the page shows as uncommitted, and the real crash is
+estimated to repeat as many.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -23,15 +24,15 @@ from rota.reports import MAX_UNCOMMITTED_ENTRIES, Report
 
 FORGET_AFTER_SECONDS = 3600.0  # a queue that no reader has taken over for so long is forgotten
 FREQUENT_POLL_SECONDS = 60.0  # for which the next reader of a queue is polled more often
-MAX_TRACKED_QUEUES = 10_000  # that are remembered
+MAX_TRACKED_QUEUES = 10_000  # of one group
 
 
 class RedeliveryCause(StrEnum):
     """Why messages are delivered again."""
 
-    HANDOVER = "handover"  # the previous reader released it, but could not commit everything: its drain timed out
-    CRASH = "crash"  # the previous reader ended without releasing it
-    FORCED = "forced"  # it was revoked from a member that did not respond
+    HANDOVER = "handover"  # the previous reader released the queue before it could commit all: its drain timed out
+    CRASH = "crash"  # the previous reader ended without releasing the queue
+    FORCED = "forced"  # the queue was granted without a release, since its owner did not respond
     RETRY = "retry"  # none of these: a member sent the message back, since its app failed
 
 
@@ -56,7 +57,7 @@ class UncommittedDelivery(NamedTuple):
     delivered_offset: int  # the highest offset that the app was given
     committed_offset: int | None  # None: unknown
     reported_at: float  # time of the report, in seconds
-    is_last: bool = False  # the reader releases the queue, so it gives nothing more to its app
+    is_last: bool = False  # the reader drains or has released the queue, so it gives nothing more to its app
     cause: RedeliveryCause | None = None  # why another process reads the queue next, if that is already known
 
 
@@ -95,7 +96,7 @@ def find_cause(
     """Return why another process reads a queue; None while the previous reader may still report that it released it."""
     if delivered.cause:
         return delivered.cause
-    if delivered.reader.uid == reader.uid:
+    if delivered.reader.uid == reader.uid:  # a later process of the same pod
         return RedeliveryCause.CRASH
     if queue in rules.forced_queues:
         return RedeliveryCause.FORCED
@@ -128,13 +129,15 @@ class DeliveryTracker:
     ) -> list[Redelivery]:
         """Store a reader's progress in queues that it owns; return the redeliveries in queues that it has taken over.
 
-        At most `max_queues` queues are tracked, and never more than MAX_TRACKED_QUEUES.
+        The caller leaves out queues that the reader drains: `record_report` stores their offsets (the queues of `page`
+        are those that both the assignment and the report's `held` give to the reader). At most `max_queues` queues are
+        tracked, and never more than MAX_TRACKED_QUEUES.
         """
         redelivered: list[Redelivery] = []
         max_queues = min(max_queues, MAX_TRACKED_QUEUES)
         for queue, progress in page.items():
             entry = self.by_queue.get(queue)
-            # With a cause, the reader on record has lost the queue: even the same process is its next reader then.
+            # The reader of an entry with a cause has lost the queue: the queue's next reader may be the same process.
             if entry is not None and (entry.cause or entry.reader != reader):
                 if progress.start_offset is None and progress.committed_offset is None:
                     continue  # the reader has not begun yet
@@ -161,7 +164,13 @@ class DeliveryTracker:
             )
 
     def record_report(self, previous: Report, report: Report, assignment: Assignment | None, now: float) -> None:
-        """Store the final offsets of queues that a member releases, according to its report and the previous one."""
+        """Store the final offsets of queues that a member gives up, according to its report and the previous one.
+
+        A member gives a queue up when its drain starts: `held` no longer names the queue. While the drain lasts,
+        `releasing` does. From then on, `uncommitted` has an entry for the queue if messages are uncommitted: without an
+        entry, all are committed. If a member gives up very many queues, some entries do not fit into its report
+        (MAX_UNCOMMITTED_ENTRIES): messages of those queues are not counted.
+        """
         fields = attrgetter("held", "releasing", "uncommitted")
         if fields(previous) == fields(report):
             return
@@ -169,23 +178,25 @@ class DeliveryTracker:
         final_offsets = {final.queue: final for final in report.uncommitted[:MAX_UNCOMMITTED_ENTRIES]}
         tracked = {queue for queue, entry in self.by_queue.items() if entry.reader == reader and not entry.cause}
         assigned_or_revoked = _assigned_or_revoked(reader.holder, assignment, tracked | final_offsets.keys())
-        previously_held = RangedQueues(previous.held, previous.releasing)
-        releasing = RangedQueues(report.releasing)
-        newly_reported = assigned_or_revoked & final_offsets.keys() & previously_held
-        # Queues that the member no longer holds: tracked ones, and those that it held until now and reports offsets of.
-        # A tracked queue that is neither assigned to it nor revoked from it was granted to another member.
-        for queue in (tracked | newly_reported) - RangedQueues(report.held):
-            if queue not in assigned_or_revoked and assignment is not None and queue in assignment.forced:
-                # Granted by force: the next owner reads without waiting for this report.
+        # Only queues that were the member's: any member can name any queue in its report.
+        newly_reported = assigned_or_revoked & final_offsets.keys() & RangedQueues(previous.held, previous.releasing)
+        given_up = (tracked | newly_reported) - RangedQueues(report.held)
+        draining = RangedQueues(report.releasing)
+        forced_queues = assignment.forced if assignment else {}
+        for queue in given_up:
+            was_granted_away = queue not in assigned_or_revoked  # possible for a tracked queue only
+            final = final_offsets.get(queue)
+            may_track = queue in tracked or len(self.by_queue) < MAX_TRACKED_QUEUES
+            if was_granted_away and queue in forced_queues:  # the next owner reads without waiting for this report
                 self.by_queue[queue] = self.by_queue[queue]._replace(cause=RedeliveryCause.FORCED)
-            elif (final := final_offsets.get(queue)) and (queue in tracked or len(self.by_queue) < MAX_TRACKED_QUEUES):
-                # While the member drains the queue, the cause is open: it may still crash, or lose the queue by force.
-                cause = None if queue in releasing else RedeliveryCause.HANDOVER
+            elif final and may_track:
+                # During the drain, the cause is open: the member may still crash, or lose the queue by force.
+                cause = None if queue in draining else RedeliveryCause.HANDOVER
                 self.by_queue[queue] = UncommittedDelivery(
                     reader, final.start, final.given, None, now, is_last=True, cause=cause
                 )
             elif queue in tracked:
-                self.by_queue.pop(queue)  # everything is committed
+                del self.by_queue[queue]  # everything is committed
 
     def queues_awaiting_reader(self, has_ended: Callable[[ReaderProcess], bool], now: float) -> set[Queue]:
         """Return the queues whose reader ended lately, and whose next reader has not reported where it began.
@@ -210,7 +221,7 @@ class DeliveryTracker:
 
 
 def _assigned_or_revoked(holder: Holder, assignment: Assignment | None, queues: AbstractSet[Queue]) -> set[Queue]:
-    """Return the queues among `queues` that the assignment gives to a member, or is revoking from it."""
+    """Return those of `queues` that the assignment gives to a member, or is revoking from it."""
     if not queues or assignment is None:
         return set()
     share = assignment.share_of(holder)

@@ -1,15 +1,16 @@
-"""Noise filter for queue weights: a new measurement counts only if some member's load differs clearly by it."""
+"""Noise filter for queue weights: new weights are used only if they show another load for some member, clearly."""
 
 from collections.abc import Mapping
 from math import sqrt
 
 from rota.model import Queue
 
-# A member's load has changed if it differs by more than both of these; a noise of 10 % in each weight causes less.
-# A share of the root of the sum of squared weights of a member's queues, since their noise partly cancels out.
+# A member's load has changed if it differs by more than both of these; errors of 10 % in each weight cause less.
+# The errors of a member's queues partly cancel out, so this is a share of the root of the sum of their squared weights.
 NOISE_SHARE = 0.3
-# A share of the mean load. A member that was given queues because of noise in their weights has another load at the
-# next measurement, even if it got all queues that looked heavy.
+# A share of the mean load, for errors that do not cancel out. Balanced chooses queues by their measured weights, so one
+# member may have got just the queues that looked too heavy. The next measurement then shows a load that is lower by up
+# to 10 %, though no queue's rate has changed.
 MIN_CHANGE_SHARE = 0.12
 
 Weights = Mapping[Queue, float]
@@ -28,7 +29,7 @@ def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str
     squares: dict[str, float] = {}
     for queue, weight in current.items():
         owner = owners.get(queue, "")
-        unchanged = previous[queue] * total / previous_total  # only shares count: all weights may grow alike
+        unchanged = previous[queue] * total / previous_total  # if all weights grow alike, no member's share changes
         changes[owner] = changes.get(owner, 0.0) + weight - unchanged
         squares[owner] = squares.get(owner, 0.0) + weight * weight
     owner_count = len(changes.keys() - {""})

@@ -6,11 +6,17 @@ A member's load is the sum of its queues' weights, its *fullness* is load / capa
 
 If queue w moves from giver g to taker t, the first sum changes by
 
-    w² · (1 / capacity of g + 1 / capacity of t)  -  2 · w · (fullness of g - fullness of t)
+    slope · w²  -  2 · gap · w,  with  slope = 1 / capacity of g + 1 / capacity of t
+                                 and   gap = fullness of g - fullness of t
 
-which is least for the w at which both become equally full. The second sum changes by the penalty times -w, 0 or w. The
-penalty is 2 · ROOM_COST_SHARE · mean fullness: a small queue leaves its room if the fullness of its owner and of the
-taker differ by more than ROOM_COST_SHARE of the mean.
+which is least for w = gap / slope, at which both become equally full. The second sum changes by penalty · mismatch · w:
+mismatch is 1 if the queue leaves its room, -1 if it returns there, else 0. The penalty is 2 · ROOM_COST_SHARE · mean
+fullness: a small queue leaves its room if the fullness of its owner and of the taker differ by more than
+ROOM_COST_SHARE of the mean.
+
+Of the members of one room, only the emptiest is considered as the taker of a queue. If these have equal capacities, no
+other member of the room lowers the cost more: only its fullness makes a difference. If they have unequal ones, a
+slightly fuller member of more capacity might; then the result is as good as this simplification.
 """
 
 import heapq
@@ -90,7 +96,7 @@ class Scales:
         return self.loads[member] / self.capacities[member]
 
     def candidates(self, skipped_member: int = NO_OWNER) -> list[int]:
-        """Return the emptiest member of each room, other than `skipped_member`."""
+        """Return the emptiest member of each room, other than `skipped_member`; see the module's head."""
         candidates: list[int] = []
         for heap in self._fullness_heaps.values():
             member = self._emptiest(heap, skipped_member)
@@ -100,15 +106,16 @@ class Scales:
 
     def cost_change(self, queue: int, taker: int) -> float:
         """Return by how much the cost changes if the taker gets the queue from its owner."""
-        mismatch_change = self.room_mismatch(taker, queue) - self.room_mismatch(self.owners[queue], queue)
-        return self.evenness_change(queue, taker) + self._room_penalty * self.weights[queue] * mismatch_change
+        mismatch = self.room_mismatch(taker, queue) - self.room_mismatch(self.owners[queue], queue)
+        return self.evenness_change(queue, taker) + self._room_penalty * self.weights[queue] * mismatch
 
     def evenness_change(self, queue: int, taker: int) -> float:
         """Return by how much the sum of load² / capacity changes if the taker gets the queue from its owner."""
         giver = self.owners[queue]
         weight = self.weights[queue]
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
-        return weight * weight * slope - 2 * weight * (self.fullness(giver) - self.fullness(taker))
+        gap = self.fullness(giver) - self.fullness(taker)
+        return weight * weight * slope - 2 * weight * gap
 
     def lowers_cost(self, change: float, queue: int) -> bool:
         """Whether moving a queue from its owner lowers the cost, by more than rounding errors may.
@@ -213,14 +220,16 @@ class Scales:
     def _best_queues(self, giver: int, taker: int) -> Iterator[int]:
         """Yield the giver's queues of each room with the weights just below and above the optimum for the taker.
 
-        At the optimum the move's change of cost, a quadratic function of the weight, is least.
+        For queues of one room, slope · w² - 2 · gap · w + penalty · mismatch · w is to be least. Its derivative is 0 at
+        w = (gap - penalty · mismatch / 2) / slope; from there the change grows in both directions, so the queue with
+        the least change is one of these two neighbours.
         """
         slope = 1 / self.capacities[giver] + 1 / self.capacities[taker]
         gap = self.fullness(giver) - self.fullness(taker)
         for held in self._queues_by_room[giver].values():
             _, any_queue = held[0]  # all are of one room
-            mismatch_change = self.room_mismatch(taker, any_queue) - self.room_mismatch(giver, any_queue)
-            optimal_weight = (gap - self._room_penalty * mismatch_change / 2) / slope
+            mismatch = self.room_mismatch(taker, any_queue) - self.room_mismatch(giver, any_queue)
+            optimal_weight = (gap - self._room_penalty * mismatch / 2) / slope
             place = bisect_left(held, (optimal_weight, -1))  # -1: before all queues of exactly this weight
             for _, queue in held[max(place - 1, 0) : place + 1]:
                 yield queue

@@ -119,7 +119,7 @@ class LeaseRequests:
             await self._wait_until_drained(lease_number)
             while self._is_current(lease_number) and not await self._committer.commit():
                 if self.is_drain_overdue:
-                    self._committer.report_uncommitted()
+                    self._committer.count_uncommitted()
                     break
                 await self._source.changed.wait_briefly(COMMIT_RETRY_SECONDS)
         self.answer(LeaseEvent.DRAINED, lease_number)

@@ -116,8 +116,8 @@ class OffsetCommitter:
         """Whether a pull may carry a commit: one that must be checked first needs a request of its own."""
         return not self.needs_check and self._host.may_commit(self._queue)
 
-    def report_uncommitted(self) -> None:
-        """Count finished messages that are delivered again because their offset could not be committed."""
+    def count_uncommitted(self) -> None:
+        """Count and log finished messages that are delivered again because their offset could not be committed."""
         number = self._window.uncommitted_count
         self._host.metrics.uncommitted.inc(number)
         _log.warning(
