@@ -280,6 +280,8 @@ def _to_assignment(document: _Document, extra: Mapping[str, msgspec.Raw], schema
     times = {document.issued_at}.union(at for at, _ in document.spent)
     for at in times.union(release.at for release in releasing.values()):
         msgspec.convert(at, datetime)  # only checked: times stay as they were written
+    # Members convert these to seconds (`topic_start_seconds`), for which each would assume its own zone. The operator
+    # reads the times above with `parse_time`: one without a zone counts as now.
     for at in document.begun.values():
         msgspec.convert(at, Annotated[datetime, Meta(tz=True)])
     return Assignment(

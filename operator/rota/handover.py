@@ -113,7 +113,7 @@ class HolderEvidence:
         if not self.ready and self.unreachable_for >= rules.lost_after:
             return True
         asked_for = max(revoked_for, self.terminating_for)  # seconds since the revoke, or since its pod terminates
-        limit = lost_after_seconds(rules)
+        limit = ready_member_lost_after(rules)
         return asked_for >= limit and self.unreachable_for >= limit
 
     def has_obeyed(self, holder: Holder, generation: int) -> bool:
@@ -135,8 +135,12 @@ class Revocation(NamedTuple):
     seconds_ago: float
 
 
-def lost_after_seconds(rules: Handover) -> float:
-    """Return how long a Ready member that cannot be reached keeps its queues: its drain may take longer than usual."""
+def ready_member_lost_after(rules: Handover) -> float:
+    """Return after how many seconds a Ready member that cannot be reached counts as lost.
+
+    `lostAfter` is for members that are not Ready. A Ready one still reads documents and obeys, so it gets the time that
+    the slowest kubelet and a drain take.
+    """
     return max(MIN_READY_LOST_SECONDS, MAX_KUBELET_SYNC_SECONDS + rules.drain_timeout)
 
 

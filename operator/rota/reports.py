@@ -13,7 +13,8 @@ MAX_UNCHECKED_BYTES = 64 * 1024  # up to this size, the parts of a report are no
 MAX_PART_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18, "uncommitted": 2**18}
 MAX_INCARNATION_DIGITS = 12  # digits of a process's number
 MAX_FIELD_BYTES = 4096  # of each other field of a report
-# Entries in a report: less than their limit, however long the names of topics and brokers are.
+# Of `uncommitted`: a sidecar reports no more, and the operator reads no more. However long the names of topics and
+# brokers are, so many entries take less than MAX_PART_BYTES.
 MAX_UNCOMMITTED_ENTRIES = 400
 
 

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from rota.documents import Assignment, AssignmentTooLargeError, Share, encode_assignment
-from rota.handover import Act, lost_after_seconds
+from rota.handover import Act, ready_member_lost_after
 from rota.model import Finding, Holder, Poke, Queue, Reason
 from rota.planner import pokes, record
 from rota.planner.explain import Explanation, explain_queues
@@ -126,12 +126,15 @@ def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
     """Whether entries, strategy, settings, budget times, forced grants or incarnations on record are out of date."""
     document = situation.document
     entries = record.member_entries(document, situation.snapshot, situation.counted_holders)
-    owner_uids = {holder.name: holder.uid for holder in situation.owners.values()}  # `dict` takes three times as long
+    # An owner keeps its entry even if its pod has ended. There may be 100,000 owned queues: `dict(owners.values())`
+    # would take three times as long as this comprehension.
+    owner_uids = {holder.name: holder.uid for holder in situation.owners.values()}
     entries_differ = dict(document.entry_holders) != entries | owner_uids
     new_settings = situation.snapshot.settings != situation.snapshot.desired_settings
     future_moves = any(situation.seconds_since(at) < 0 for at, _ in document.spent)  # by a clock that was ahead
-    resolved_grant = situation.proofs.unresolved_grants != document.forced
-    is_outdated = entries_differ or new_settings or future_moves or resolved_grant or document.strategy != strategy
+    # The former owner of a queue that was granted by force has meanwhile obeyed a later document, or ended.
+    has_resolved_grant = situation.proofs.unresolved_grants != document.forced
+    is_outdated = entries_differ or new_settings or future_moves or has_resolved_grant or document.strategy != strategy
     return is_outdated or _has_outdated_incarnations(situation)
 
 
@@ -139,7 +142,9 @@ def _has_outdated_incarnations(situation: Situation) -> bool:
     """Whether the document must begin or stop naming incarnations, or a restarted process has inherited a share."""
     if situation.document.is_broadcasting:
         return False
-    if bool(situation.incarnations_since) != bool(situation.document.incarnations_since):
+    names_incarnations = situation.document.incarnations_since > 0
+    should_name_incarnations = situation.incarnations_since > 0  # in the next document
+    if names_incarnations != should_name_incarnations:
         return True
     return any(incarnations.has_inherited_share(situation.document, pod) for pod in situation.snapshot.pods)
 
@@ -193,9 +198,9 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     assignment = document or situation.document  # that members are to obey from now on
     settings = _settings_to_obey(snapshot, document)
     behind = pokes.pods_behind(snapshot.pods, assignment, snapshot.deleted_uids, settings)
-    for_settings = pokes.pods_behind_in_settings(behind, assignment, snapshot.deleted_uids)
+    behind_only_in_settings = pokes.pods_behind_only_in_settings(behind, assignment, snapshot.deleted_uids)
     due = pokes.due_pokes(behind, assignment)
-    behind_in_assignment = [pod for pod in behind if pod.name not in for_settings]
+    behind_in_assignment = [pod for pod in behind if pod.name not in behind_only_in_settings]
     leaving = _leaving_pods(situation)
     without_owner = situation.unowned_queues(assignment)
     unmanaged = unmanaged_queues(situation).intersection(without_owner) if without_owner else frozenset()
@@ -209,7 +214,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     moving = _count_moving(situation, assignment, behind_in_assignment)
     idle = 0 if assignment.is_broadcasting else len(situation.idle_members(assignment))
     progress = conditions.compute_progress(situation, draft, findings, moving, outdated)
-    is_at_rest = not (unowned or progress.is_active or situation.in_transition)
+    is_at_rest = not (unowned or progress.is_active or situation.transition_seconds_left)
     if idle and situation.queues and is_at_rest:
         findings.append(problems.idle_problem(situation, idle))
     published = group_status.build_status(
@@ -230,7 +235,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         document=document,
         config_map_data=data,
         pokes=due,
-        settings_only_pokes=for_settings & due.keys(),
+        settings_only_pokes=behind_only_in_settings & due.keys(),
         members_to_drain=tuple(pod.holder for pod in leaving if not pod.drains_for_good),
         members_to_poll=awaited,
         verify_ended=_holders_to_verify(situation, assignment),
@@ -284,12 +289,14 @@ def _members_to_poll(
 ) -> frozenset[str]:
     """Return the names of the pods to poll because their next report could change the plan.
 
-    A policy change can alter the settings of a thousand groups at once: of the members that lag behind in settings
-    only, poll the ones already poked.
+    A policy change can alter the settings of a thousand groups at once: of the members that lag behind only in
+    settings, poll the ones already poked.
     """
     pods = situation.snapshot.pods
     missed = set().union(*(pod.cut_off_brokers for pod in pods if not pod.ended))
-    contested = missed & brokers_reached_by(pods)  # a report may be old: new ones of all pods show which are cut off
+    # Brokers that some pods reach and others do not. Poll all pods that name such a broker: it may have failed or
+    # recovered for all of them, and only some reports are new enough to show it.
+    contested = missed & brokers_reached_by(pods)
 
     def may_change_plan(pod: PodSnapshot) -> bool:
         is_state_temporary = situation.member_states[pod.name] is not MemberState.READY
@@ -305,10 +312,14 @@ def _members_to_poll(
 
 
 def _may_change_by_report(report: Report, assignment: Assignment, contested: AbstractSet[str]) -> bool:
-    """Whether a member's next report may change the plan without a new document."""
+    """Whether a member's next report may change the plan without a new document.
+
+    `contested`: the brokers that some pods reach and others do not.
+    """
     is_draining = report.state != "serving"  # it may end its drain, or resume its queues
-    drains_unrecorded = bool(assignment.barrier and report.releasing)  # queues that no document may name
-    return is_draining or drains_unrecorded or not contested.isdisjoint(report.brokers)
+    # After the assignment was lost, a member may drain queues that no document names. These wait for the next report.
+    may_drain_unrecorded = bool(assignment.barrier and report.releasing)
+    return is_draining or may_drain_unrecorded or not contested.isdisjoint(report.brokers)
 
 
 def _holders_to_verify(situation: Situation, assignment: Assignment) -> tuple[Holder, ...]:
@@ -326,7 +337,7 @@ def _time_limits(
     grace = situation.policy.triggers.unready_grace
     yield problems.start_seconds_left(situation)
     yield conditions.stall_seconds_left(situation, findings)
-    yield from situation.in_transition.values()
+    yield from situation.transition_seconds_left.values()
     yield (draft.hold and draft.hold.seconds_left) or 0.0
     if current is situation.snapshot.document:  # nothing is written now: an informational change may have to wait
         yield _seconds_until_informational_write(situation)
@@ -340,4 +351,4 @@ def _time_limits(
     for view in filter(None, situation.snapshot.views.values()):
         yield SHRINK_PATIENCE_SECONDS - view.stable_for
     for release in current.releasing.values():
-        yield lost_after_seconds(handover) - situation.seconds_since(release.at)
+        yield ready_member_lost_after(handover) - situation.seconds_since(release.at)

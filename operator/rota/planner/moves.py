@@ -145,7 +145,9 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         if act is Act.FORCE:
             forced[queue] = generation
     entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
-    # While pods may drain queues that no document names, only the barrier keeps those from being granted.
+    # While the barrier is above 0, queues without an owner on record wait until each running pod has obeyed that
+    # generation or is lost (`unowned_proof`), and until no pod drains them any more (`unrecorded_drains`). Without a
+    # barrier, neither is looked at. So keep it until all pods have obeyed, and none drains such a queue.
     needs_barrier = bool(situation.proofs.unrecorded_drains) or situation.proofs.unowned_proof is not Proof.RELEASED
     if not situation.incarnations_since:  # a member may not be able to read incarnations, so the document names none
         releasing = {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
@@ -190,7 +192,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
             return DesiredOwners(UNMANAGED_POLICY.strategy, roster, owners)
         if situation.snapshot.policy is None:
             return DesiredOwners(situation.document.strategy, roster, _keep_present_owners(situation, roster))
-        if situation.in_transition and chosen in CHURNING_STRATEGIES and situation.owners:
+        if situation.transition_seconds_left and chosen in CHURNING_STRATEGIES and situation.owners:
             # During a rollout, move only queues without a usable owner: these strategies would move many queues at each
             # pod that leaves or joins. They are applied once, at the end.
             owners = _keep_present_owners(situation, roster, assign_unowned=True)
@@ -263,19 +265,25 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
         next_owner = members[desired.owners[index]]
         if next_owner or queue in situation.owners:  # nothing happens to a queue that has no owner and gets none
             undecided[queue] = next_owner
+    # These need a decision even if their owner is to stay the same: they may return to it, or be granted to its next
+    # process.
     pending = [*releasing, *_queues_of_restarted(situation)]
     indexes = {queue: index for index, queue in enumerate(queues)} if pending else {}
     for queue in pending:
         if queue in indexes:
             undecided[queue] = members[desired.owners[indexes[queue]]]
-    # `unsubscribed` visits every queue, and is empty if all recorded queues are subscribed. Without releases, the
-    # roster's owners are those on record: they are equally many then.
+    # A shortcut, as `unsubscribed` visits every queue. The roster has those owners on record that are counted members,
+    # of subscribed queues. If these are as many as all owners on record, all of their queues are subscribed. If fewer,
+    # all queues may still be subscribed, as with a member that does not count: then the visit is needless.
     are_all_subscribed = not releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER)
     return undecided if are_all_subscribed else undecided | dict.fromkeys(situation.subscribed.unsubscribed)
 
 
 def _queues_of_restarted(situation: Situation) -> Iterator[Queue]:
-    """Yield the queues of counted members that restarted, unless the present process already inherited them."""
+    """Yield the queues of counted members that restarted.
+
+    Not those of a process that has inherited them: it already consumes them, since no operator polled it for long.
+    """
     document = situation.document
     for pod in situation.counted_pods:
         if incarnations.has_restarted(document, pod) and not incarnations.has_inherited(document, pod):
@@ -299,9 +307,11 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
         evidence = situation.proofs.evidence_of_owner(owner)
         proven = find_proof(queue, owner, None, evidence, situation.policy.handover)
         change = _desired_change(owner, next_owner)
-        # A queue that the group stopped consuming, or that unmanaged consumers get, must leave its owner.
+        # A queue that no member gets may stay with its owner for a while, unless the group no longer consumes the queue
+        # or unmanaged consumers get it.
         may_keep = change is DesiredChange.MOVE or queue in situation.subscribed.postponable
-        # An owned queue that stays is decided on only after its owner's restart, for which there is a proof.
+        # With a proof, the queue counts as without a consumer, so no gate may delay it. If the change is STAY, there is
+        # always a proof: an owned queue that stays is decided on only after its owner's restart.
         is_voluntary = proven is Proof.NONE and may_keep
         return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, is_voluntary=is_voluntary)
     proven = situation.proofs.unowned_proof_of(queue)
@@ -328,8 +338,8 @@ def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int)
         debounce=situation.policy.triggers.debounce,
         # A negative age is from a clock ahead of ours: debounce must not wait until our clock reaches that time.
         seconds_since_write=age if age >= 0 else float("inf"),
-        members_in_transition=tuple(situation.in_transition),
-        transition_seconds_left=min(situation.in_transition.values(), default=0.0),
+        members_in_transition=tuple(situation.transition_seconds_left),
+        transition_seconds_left=min(situation.transition_seconds_left.values(), default=0.0),
         queues_releasing=len(awaited),
         release_seconds_left=release_limit - max(seconds_since_last_revoke, 0.0),
         moves_left=budget_left.moves,

@@ -37,10 +37,10 @@ def pods_behind(
     return list(filter(is_behind, pods))
 
 
-def pods_behind_in_settings(
+def pods_behind_only_in_settings(
     pods: Sequence[PodSnapshot], document: Assignment, deleted_uids: frozenset[str]
 ) -> frozenset[str]:
-    """Return the names of the pods that lag behind in settings only: their pokes are not urgent."""
+    """Return which of these pods, all of them behind, are so only in settings: their pokes are not urgent."""
     return names_of(pods) - names_of(pods_behind(pods, document, deleted_uids))
 
 
@@ -69,7 +69,7 @@ def seconds_until_next_poke(pods: Sequence[PodSnapshot], new_pokes: Mapping[str,
     for pod in pods:
         new_poke = new_pokes.get(pod.name)
         seconds = _poke_interval(new_poke) if new_poke else _poke_interval(pod.poke) - pod.poked_for
-        if seconds > 0:  # otherwise it terminates, and is poked no more
+        if seconds > 0:  # otherwise a poke is due and not among the new ones: the pod terminates, so it gets none
             earliest = min(earliest, seconds)
     return earliest
 

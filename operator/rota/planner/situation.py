@@ -35,8 +35,8 @@ class Situation:
         self.counted_pods = [pod for pod in snapshot.pods if member_states[pod.name].is_counted]  # share the queues
         self.counted_members = [pod.name for pod in self.counted_pods]
         self.counted_holders = [pod.holder for pod in self.counted_pods]
-        # The members that join or leave at this moment, and for how many seconds to wait for each.
-        self.in_transition = members_in_transition(snapshot.pods, member_states, self.policy)
+        # By name of each member that joins or leaves at this moment: for how many more seconds to wait for it.
+        self.transition_seconds_left = members_in_transition(snapshot.pods, member_states, self.policy)
         self.owners = record.owners_of(document)
         self.subscribed = SubscribedQueues(snapshot, document, self.owners)
         self.queues = self.subscribed.queues

@@ -1,7 +1,8 @@
 """Problems of a group, each with its reason and a sentence.
 
 Causes come before their consequences: what keeps the operator from reading or planning, then problems of members, then
-queues without an owner. `Degraded` has the reason of the first harmful one, which a user should solve first.
+queues without an owner. `Degraded` has the reason of the first harmful one (`ReasonKind.HARMLESS` marks the others):
+a user should solve this one first.
 """
 
 from collections.abc import Container, Sequence
@@ -101,7 +102,7 @@ def describe_obstacles(situation: Situation) -> str:
 
 
 def _describe_no_members(situation: Situation) -> str:
-    """Return the sentence about a group without members; pods that cannot consume keep their queues on record."""
+    """Return the sentence about a group without members, and what keeps pods from being members."""
     queues = pluralize(len(situation.queues), "queue")
     if situation.snapshot.unmanaged_consumers:
         return f"Only unmanaged consumers consume {queues}"
@@ -111,6 +112,7 @@ def _describe_no_members(situation: Situation) -> str:
         if obstacles:
             return f"No member can consume {queues}: {obstacles}"
         return f"The group has no member to consume {queues}"
+    # Pods that are OUT stay owners on record while no member can take their queues over.
     names = join_names([pod.name for pod in out])
     missed = sorted(set().union(*(pod.report.missed_brokers for pod in out if pod.report)))
     verb = "is" if len(out) == 1 else "are"
