@@ -118,8 +118,19 @@ def _needs_write(situation: Situation, draft: Draft) -> bool:
     """Whether to write a document now: queues change hands, or an informational change has waited long enough."""
     if draft.with_acts(*URGENT_ACTS) or situation.snapshot.document is None:
         return True
-    has_change = bool(draft.with_acts(Act.DROP)) or _has_outdated_fields(situation, draft.strategy)
-    return has_change and _seconds_until_informational_write(situation) <= 0
+    has_dropped_queue = bool(draft.with_acts(Act.DROP))
+    is_outdated = _has_outdated_next_owner(situation, draft) or _has_outdated_fields(situation, draft.strategy)
+    return (has_dropped_queue or is_outdated) and _seconds_until_informational_write(situation) <= 0
+
+
+def _has_outdated_next_owner(situation: Situation, draft: Draft) -> bool:
+    """Whether a queue that is still being released is to go to another member than the document names."""
+    for decision in draft.with_acts(Act.WAIT):
+        release = situation.document.releasing.get(decision.queue)
+        next_name = decision.next_owner.name if decision.next_owner else None
+        if release and release.to != next_name:
+            return True
+    return False
 
 
 def _has_outdated_fields(situation: Situation, strategy: str) -> bool:

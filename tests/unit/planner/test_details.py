@@ -928,8 +928,8 @@ def test_debounce_delays_moves_and_ignores_timestamps_in_the_future(age: float, 
     assert len(new_plan.document.releasing if new_plan.document else ()) == moves
 
 
-def in_flight(*ages: float, to: str | None = "m1", **changed: Any) -> Snapshot:
-    """Return a snapshot with a joiner while m2 still drains one queue for m1 of each age."""
+def in_flight(*ages: float, to: str | None = "m3", **changed: Any) -> Snapshot:
+    """Return a snapshot with a joiner while m2 still drains one queue of each age, for the joiner by default."""
     releasing = {Q[5 - n]: Release(M2, to, 5, format_time(NOW - age)) for n, age in enumerate(ages)}
     owned_queues = Q[3 : 6 - len(ages)]
     document = replace(a_document(members={"m1": Q[:3], "m2": owned_queues, "m3": ()}), releasing=releasing)

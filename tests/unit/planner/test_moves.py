@@ -112,3 +112,33 @@ def test_queue_release_leads_to_a_grant_although_unmanaged_consumers_are_unknown
     to_nobody = a_document(members=members, taken={Q[2]: ("m1", None)})
     dropped = plan(replace(snapshot, document=to_nobody), NOW).document
     assert owned(dropped) == {"m1": [0, 1], "m2": [3, 4, 5]}
+
+
+def test_handover_names_the_new_next_owner_after_debounce_if_the_named_one_can_no_longer_take_the_queue() -> None:
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:5], "m3": ()}, taken={Q[5]: ("m2", "m3")})
+    unreleased = {"report": a_report("m2", 4, Q[2:6])}
+    pods = obeying(document, m2=unreleased, m3={"ready": False})
+    snapshot = a_snapshot(document=document, pods=pods, policy=a_policy(triggers={"debounce": "10s"}))
+    new_document = plan(snapshot, NOW).document
+    assert new_document
+    release = document.releasing[Q[5]]
+    assert new_document.releasing == {Q[5]: replace(release, to="m1")}
+    assert owned(new_document) == owned(document)
+
+    just_written = plan(replace(snapshot, document=replace(document, issued_at=format_time(NOW - 9.5))), NOW)
+    assert (just_written.document, just_written.requeue_after) == (None, 0.5)
+    unchanged = plan(replace(snapshot, document=new_document), NOW + LONG)
+    assert unchanged.document is None
+
+
+def test_handover_names_no_next_owner_after_an_unmanaged_consumer_gets_the_queue() -> None:
+    """Without this, the queue would be granted to a member if the group's consumers were unknown at its release."""
+    document = a_document(members={"m1": Q[:2], "m2": Q[2:4]}, strategy="Averagely", taken={Q[4]: ("m2", "m1")})
+    pods = obeying(document, m2={"report": a_report("m2", 4, Q[2:5])})
+    snapshot = a_snapshot(document=document, pods=pods, unmanaged_consumers=("m9",))
+    new_document = plan(snapshot, NOW).document
+    assert new_document
+    assert new_document.releasing == {Q[4]: replace(document.releasing[Q[4]], to=None)}
+    released = (pods[0], a_pod("m2", a_report("m2", 6, Q[2:4])))
+    unknown = replace(snapshot, document=new_document, pods=released, unmanaged_consumers=None)
+    assert owned(plan(unknown, NOW + LONG).document) == {"m1": [0, 1], "m2": [2, 3]}
