@@ -94,7 +94,8 @@ class MemoryCluster:
 
     async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
         await self.check_reachable(broker)
-        return tuple(OnlineConsumer(member.client_id, BROKER, "PYTHON") for member in self._online(group, broker))
+        online = self._online(group, broker)
+        return tuple(OnlineConsumer(member.client_id, address=BROKER, language="PYTHON") for member in online)
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         """Return the settings of an online consumer; raise `RejectedError` if it is not online."""
@@ -124,7 +125,12 @@ class MemoryCluster:
                 offset = committed.get(queue, 0)
                 last_consumed = log[max(offset - 1, 0) : offset]  # one message; none at offset 0
                 pulled_offset = max(offset, pulled.get(queue, 0))
-                offsets[queue] = BrokerOffsets(len(log), offset, pulled_offset, _stored_at(last_consumed))
+                offsets[queue] = BrokerOffsets(
+                    max_offset=len(log),
+                    committed_offset=offset,
+                    pulled_offset=pulled_offset,
+                    consumed_until=_stored_at(last_consumed),
+                )
         return offsets
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
@@ -132,7 +138,7 @@ class MemoryCluster:
         return self.groups.committed_offsets[group].get(queue)
 
     async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
-        await self.messages_of(queue)
+        await self.messages_of(queue)  # raises NotFoundError for a missing queue
         return self.store.find_offset(queue, timestamp)
 
     async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:

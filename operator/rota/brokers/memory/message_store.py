@@ -83,7 +83,11 @@ class MessageStore:
         self.append_due_messages()
 
     def append_due_messages(self) -> None:
-        """Append the delayed messages that are due to their queues, and wake the pulls that wait there."""
+        """Append the delayed messages that are due to their queues, and wake the pulls that wait there.
+
+        No timer does that: the cluster calls it at each request. A waiting pull waits at most until the next message is
+        due, and then fetches again (`wait_for_messages`).
+        """
         while self._delayed and self._delayed[0].due_at <= self.clock():
             _, commit_log_offset, message = self._delayed.pop(0)
             log = self._topics[message.queue.topic][message.queue]

@@ -62,14 +62,16 @@ class AdminClient(RocketMQBrokers):
     async def query_assignment(
         self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
     ) -> tuple[Queue, ...] | None:
-        """Return the queues that a broker would assign to a member; None: none, so it keeps its own."""
+        """Return the queues that a broker assigns to a member; None: it assigns none, and the member keeps its own."""
         response = await self._client.call_or_raise(broker, requests.assignment(topic, group, client_id, strategy))
         assigned = decode_body(response, payloads.AssignmentResponse).message_queue_assignments
         return None if assigned is None else tuple(sorted(item.message_queue.queue for item in assigned))
 
     async def running_info(self, group: str, client_id: str, broker: str) -> Mapping[str, Any]:
         """Return the running info of a member; its broker relays the request."""
-        response = await self._client.call_or_raise(broker, requests.running_info(group, client_id), STATS_SECONDS)
+        response = await self._client.call_or_raise(
+            broker, requests.running_info(group, client_id), seconds=STATS_SECONDS
+        )
         return decode_body(response, dict[str, Any])
 
     async def broker_config(self, broker: str) -> dict[str, str]:

@@ -106,7 +106,9 @@ class RocketMQBrokers:
         )
 
     async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
-        response = await self._client.call_or_raise(broker, requests.consume_stats(group, topics), STATS_SECONDS)
+        response = await self._client.call_or_raise(
+            broker, requests.consume_stats(group, topics), seconds=STATS_SECONDS
+        )
         return parse_queue_table(decode_body(response, payloads.ConsumeStats).offset_table, _broker_offsets)
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
@@ -120,7 +122,7 @@ class RocketMQBrokers:
         return int_field(await self._client.call_or_raise(queue.broker, request), "offset")
 
     async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
-        response = await self._client.call_or_raise(broker, requests.topic_stats(topic), STATS_SECONDS)
+        response = await self._client.call_or_raise(broker, requests.topic_stats(topic), seconds=STATS_SECONDS)
         return parse_queue_table(decode_body(response, payloads.TopicStats).offset_table, _offset_range)
 
     async def send(

@@ -12,9 +12,11 @@ from rota.brokers.errors import MalformedResponseError
 from rota.brokers.port import queues_of
 from rota.model import Queue
 
-EVICT_UNLISTED_SECONDS = 300.0  # a replica that no name server lists for so long is evicted
+# A replica is evicted if no list of all brokers has named it for so long. Each list is from one name server, which may
+# have just started and know only some brokers: so a single list evicts nothing.
+EVICT_UNLISTED_SECONDS = 300.0
 MAX_TOPIC_QUEUES = 2**18  # of a topic; a short route can declare any number of queues
-MAX_REPLICAS = 4096  # of all brokers: four for each, with the most brokers that a group may have
+MAX_REPLICAS = 4096  # of all brokers: four for each of the 1024 that a topic may have (`routing.MAX_TOPIC_BROKERS`)
 MAX_BROKER_REPLICAS = 64
 MAX_ROUTE_ENTRIES = 2**15  # requested topics, plus pairs of topic and broker in all routes
 MAX_NAME_CHARACTERS = 255  # characters of a broker's name
@@ -117,10 +119,14 @@ class BrokerCache:
 
     def __init__(self) -> None:
         self.addresses: Addresses = {}  # the most recently listed brokers come last
-        self._unlisted_since: dict[tuple[str, int], float] = {}  # by name and id: since when no server lists it
+        # By broker name and id, of replicas that the last list of all brokers lacks: since when all lists lack them.
+        self._unlisted_since: dict[tuple[str, int], float] = {}
 
     def learn(self, listed: Addresses) -> None:
-        """Update the addresses of listed replicas; an unlisted replica keeps its last address."""
+        """Update the addresses of listed replicas: of one topic's brokers, or of all that one name server lists.
+
+        A replica that is not listed keeps its last address.
+        """
         for name, replicas in listed.items():
             previous = self.addresses.pop(name, {})
             unlisted = {number: address for number, address in previous.items() if number not in replicas}
@@ -146,7 +152,10 @@ class BrokerCache:
         return sum(map(_weight, self.addresses.values()))
 
     def forget_missing(self, listed: Addresses, now: float) -> None:
-        """Evict replicas that were not listed for EVICT_UNLISTED_SECONDS; `listed` is one server's current list."""
+        """Evict replicas that were not listed for EVICT_UNLISTED_SECONDS.
+
+        `listed` has all brokers that one name server lists now; a route, with the brokers of one topic, does not do.
+        """
         previous = self._unlisted_since
         self._unlisted_since = {}
         for name, replicas in [*self.addresses.items()]:
