@@ -145,7 +145,7 @@ class PullDelivery:
         """Publish the held queues to the app, and hand out no more from released ones."""
         for queue in self._assignments.update_held(self._host.status.report()):
             self._scheduler.withdraw(queue)
-        self._settlement.clear_solved_problem()
+        self._settlement.clear_settled_rejection()  # the queue of the rejected message may be among the released ones
 
     def abort_deliveries(self, reader: QueueReader) -> None:
         """Take a queue's open messages back from the app now."""
@@ -181,7 +181,7 @@ class PullDelivery:
 
     def _count_fitting(self, max_messages: int, max_bytes: int, queue: Queue) -> int:
         """Return how many messages of a queue fit into the remaining response; at least one."""
-        reader = self._host.reader_of(queue)
+        reader = self._host.reader_of(queue)  # the scheduler asks only for queues that may deliver: these have a reader
         return reader.window.count_fitting(max_messages, max_bytes) if reader else max_messages
 
     # Requests for messages.
@@ -199,7 +199,7 @@ class PullDelivery:
             self._serve_polls()
             await poll.wait(wait)
             await self._write_response(response, request, self._handouts.hand_out(poll.batches))
-        except (ConnectionError, TimeoutError):
+        except (ConnectionError, TimeoutError):  # the app has not got the whole response
             self._handouts.take_back(poll.batches)
         except BaseException:
             self._handouts.take_back(poll.batches)
@@ -209,7 +209,11 @@ class PullDelivery:
         return response
 
     async def _write_response(self, response: web.StreamResponse, request: web.Request, body: bytes) -> None:
-        """Write a response as fast as the app reads it; after visibilityTimeout abort the connection."""
+        """Write a response as fast as the app reads it; raise TimeoutError if that takes longer than visibilityTimeout.
+
+        Then the messages have expired, and are being sent back to their brokers. The connection is aborted: otherwise
+        the transport would keep the rest of the response until the app reads it.
+        """
         response.content_type = "application/json"
         response.content_length = len(body)
         parts = memoryview(body)
@@ -219,7 +223,7 @@ class PullDelivery:
                 for start in range(0, len(body), WRITE_CHUNK_BYTES):
                     await response.write(parts[start : start + WRITE_CHUNK_BYTES])
                 await response.write_eof()
-        except TimeoutError:  # the messages have expired, so free their copies
+        except TimeoutError:
             if request.transport:
                 request.transport.abort()
             raise

@@ -27,7 +27,8 @@ MAX_CONCURRENT_SEND_BACKS = 32  # messages that end together are sent back to th
 MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
 STALL_SECONDS = 0.5  # seconds: a sweep is later than this only after a stall of the process
 
-# By the label of metrics and spans, whose words stay: done, later, expired, dead, and cut for messages taken back.
+# The labels of metrics and spans are done, later, expired, dead, and cut (a message of a queue that this member loses).
+# Users' dashboards name them, so they stay. The outcome of an attempt that is retried, by its label:
 _DELIVERY_OUTCOMES = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
 
 
@@ -68,8 +69,13 @@ class OpenMessage(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the app still has it: an aborted queue takes its messages back."""
+        """Whether the message is neither finished nor returned to its window, as messages of an aborted queue are."""
         return self.message.offset in self.batch.delivery.unsettled
+
+    @property
+    def key(self) -> tuple[OpenDelivery, int]:
+        """The message's delivery and offset, which no other open message has."""
+        return self.batch.delivery, self.message.offset
 
 
 class HandoutTracker:
@@ -81,7 +87,9 @@ class HandoutTracker:
         self._host = host
         self._settlement = settlement
         self._offer = offer
-        self._open_messages: dict[str, OpenMessage] = {}  # by ID, in the order of `handed_out_at`
+        self._open_messages: dict[str, OpenMessage] = {}  # at the app: by ID, in the order of `handed_out_at`
+        # The keys of rejected and expired messages: their end is counted, but the broker does not have them yet.
+        self._being_sent_back: set[tuple[OpenDelivery, int]] = set()
         process_id = secrets.token_hex(6)
         self._handout_ids = (f"{process_id}-{number}" for number in count(1))
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -152,6 +160,7 @@ class HandoutTracker:
         self._on_ended(retried, outcome)
         self._on_ended(exhausted, "dead")
         if to_send_back:
+            self._being_sent_back.update(entry.key for entry in to_send_back)
             self._host.start_task(self._send_back(to_send_back))
 
     def _may_send(self, entry: OpenMessage) -> bool:
@@ -161,26 +170,37 @@ class HandoutTracker:
         return self._settlement.is_last_attempt(entry.batch, entry.message)
 
     async def _send_back(self, entries: Sequence[OpenMessage]) -> None:
-        for first in range(0, len(entries), MAX_CONCURRENT_SEND_BACKS):
-            chunk = entries[first : first + MAX_CONCURRENT_SEND_BACKS]
-            group = [entry for entry in chunk if entry.is_open]  # their queue may have been aborted meanwhile
-            await asyncio.gather(*(self._settlement.retry(entry.batch, entry.message) for entry in group))
-            self._wake_readers(group)
+        try:
+            for first in range(0, len(entries), MAX_CONCURRENT_SEND_BACKS):
+                chunk = entries[first : first + MAX_CONCURRENT_SEND_BACKS]
+                group = [entry for entry in chunk if entry.is_open]  # their queue may have been aborted meanwhile
+                await asyncio.gather(*(self._settlement.retry(entry.batch, entry.message) for entry in group))
+                self._wake_readers(group)
+        finally:
+            self._being_sent_back.difference_update(entry.key for entry in entries)
 
     def abort(self, reader: QueueReader) -> None:
-        """Take a queue's open messages back from the app now."""
+        """Return a queue's open messages to its window now, also those that wait to be sent back to the broker."""
         entries: list[OpenMessage] = []
         for delivery in reader.window.open_deliveries:
             entries += OpenMessage.all_of(Batch(reader.queue, reader.window, delivery))
-        self._cut(entries)
+        answered, at_app = partition(entries, self._is_being_sent_back)
+        self._return_to_windows(answered)  # their end is counted already
+        self._cut(at_app)
 
     def take_back(self, batches: Iterable[Batch]) -> None:
-        """Take back deliveries that did not reach the app."""
+        """Return the messages of deliveries that did not reach the app to their windows.
+
+        Not those that expired while the response was being written: these are being sent back to their brokers.
+        """
         entries: list[OpenMessage] = []
         for batch in batches:
-            entries += OpenMessage.all_of(batch)
+            entries += [entry for entry in OpenMessage.all_of(batch) if not self._is_being_sent_back(entry)]
         self._return_to_windows(entries)
         self._wake_readers(entries)
+
+    def _is_being_sent_back(self, entry: OpenMessage) -> bool:
+        return entry.key in self._being_sent_back
 
     def _cut(self, entries: Sequence[OpenMessage]) -> None:
         """Return messages whose queue this member loses, or has lost, to their windows; no attempt is counted."""

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class PushOutcome(StrEnum):
-    """Result of a request for its messages; the values are labels of metrics and spans, whose words stay."""
+    """Result of a request for its messages; users' dashboards name the values, as labels of metrics, so they stay."""
 
     DONE = "done"
     DEAD_LETTER = "dead"
@@ -170,7 +170,10 @@ class PushDelivery:
         slots = concurrency
         if self._app.is_away:
             slots = 1 if self._app.is_try_due(now) else 0
-        while batch := self._scheduler.start_next(now, self._max_messages, slots - self._open_count, concurrency):
+        # Of all slots, the scheduler keeps the last quarter for queues without an open delivery.
+        while batch := self._scheduler.start_next(
+            now, self._max_messages, free_slots=slots - self._open_count, total_slots=concurrency
+        ):
             self._open_count += 1
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._tasks.setdefault(batch.queue, set()).add(task)
@@ -219,7 +222,8 @@ class PushDelivery:
         is_batch = len(messages) > 1
         if outcome is PushOutcome.DEAD_LETTER and is_batch:
             return {PushOutcome.SPLIT: messages}
-        is_retried_alone = batch.window.orderly and is_batch  # so none becomes a dead letter now: see _retry_in_place
+        # The messages of an Orderly batch come back one by one, and only one that fails alone may become a dead letter.
+        is_retried_alone = batch.window.orderly and is_batch
         if outcome is not PushOutcome.RETRY or is_retried_alone:
             return {outcome: messages}
         exhausted, retried = partition(messages, partial(self._settlement.is_last_attempt, batch))
@@ -234,13 +238,13 @@ class PushDelivery:
         error = None if task.cancelled() else task.exception()
         if error:
             _log.error("A delivery of %s failed", batch.queue, exc_info=error)
-        unfinished = batch.delivery.messages
-        if unfinished:
-            self._settlement.return_messages(batch, unfinished, SEND_BACK_RETRY_SECONDS if error else 0.0)
+        unsettled = batch.delivery.messages  # those that `_deliver` has neither finished nor returned
+        if unsettled:
+            self._settlement.return_messages(batch, unsettled, SEND_BACK_RETRY_SECONDS if error else 0.0)
         now = self._host.now()
         if error or task.cancelled():
             outcome = PushOutcome.FAILED if error else PushOutcome.ABORTED
-            self._count_result(batch, _DeliveryResult({outcome: unfinished}, now))
+            self._count_result(batch, _DeliveryResult({outcome: unsettled}, now))
         else:
             self._count_result(batch, task.result())
         if reader := self._host.reader_of(batch.queue):
@@ -283,8 +287,8 @@ class PushDelivery:
             self._settlement.return_messages(batch, messages, IN_PLACE_RETRY_SECONDS)
 
     def on_queues_changed(self) -> None:
-        """Clear the problem of a rejected message whose queue was released."""
-        self._settlement.clear_solved_problem()
+        """Clear the problem of a message that the broker rejected if its queue was released."""
+        self._settlement.clear_settled_rejection()
 
     async def close(self) -> None:
         """Clear the problems of the app, and close connections."""

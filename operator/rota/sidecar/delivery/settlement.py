@@ -85,8 +85,8 @@ class _RejectedMessage(NamedTuple):
     @property
     def is_settled(self) -> bool:
         """Whether the message is finished or forgotten, or its queue is released."""
-        is_unfinished = self.offset in self.window.extra_attempts  # which has the attempt counted at the rejection
-        return self.window.stopped or not is_unfinished
+        # An extra attempt was counted at the rejection; the window keeps this count while the message is unfinished.
+        return self.window.stopped or not self.window.has_extra_attempt(self.offset)
 
 
 class Settlement:
@@ -106,10 +106,10 @@ class Settlement:
     def ack(self, batch: Batch, message: Message) -> None:
         """Finish a message."""
         batch.window.finish_message(batch.delivery, message)
-        self.clear_solved_problem()
+        self.clear_settled_rejection()
 
-    def clear_solved_problem(self) -> None:
-        """Clear the problem of a rejected message once that message is settled."""
+    def clear_settled_rejection(self) -> None:
+        """Clear RETRY_REJECTED once the message that the broker rejected last is settled, or its queue is released."""
         if self._last_rejected and self._last_rejected.is_settled:
             self._last_rejected = None
             self._host.problems.set_problem(Reason.RETRY_REJECTED, "")
@@ -119,12 +119,12 @@ class Settlement:
         deliver_after = self._host.now() + delay_seconds if delay_seconds else IMMEDIATELY
         for message in messages:
             batch.window.return_message(batch.delivery, message, deliver_after)
-        self.clear_solved_problem()
+        self.clear_settled_rejection()
         if delay_seconds:
             asyncio.get_running_loop().call_later(delay_seconds, self._offer_again, batch.queue)
 
     def _offer_again(self, queue: Queue) -> None:
-        self.clear_solved_problem()
+        self.clear_settled_rejection()
         if reader := self._host.reader_of(queue):  # the queue may have another reader by now
             self._host.offer(reader)
 

@@ -200,6 +200,10 @@ class QueueWindow:
             number += 1
         return max(1, number)
 
+    def has_extra_attempt(self, offset: int) -> bool:
+        """Whether an unfinished message has attempts that the broker does not count; no message has after a reset."""
+        return offset in self.extra_attempts
+
     def attempt_number(self, message: Message) -> int:
         """Return the number of a message's attempt, from 1: the sum of the broker's count and the window's."""
         return 1 + message.reconsume_times + self.extra_attempts.get(message.offset, 0)
