@@ -42,8 +42,10 @@ class EffectRunner:
         self._pending: deque[Effects] = deque()
         self._retry_timer: asyncio.TimerHandle | None = None
         self._skips_failed_writes = False  # the member ends: effects that cannot be stored are run, too
-        self._has_run_unstored = False  # the report stays as it was before them
-        self._has_reported_problem = False  # as STATE_WRITE_FAILED, which ConfigFollower reports and clears, too
+        self._has_run_unstored = False  # such effects were run: the published report stays as it was before them
+        # Whether the present STATE_WRITE_FAILED was reported here: a successful write here must not clear a problem
+        # that ConfigFollower reported under the same reason.
+        self._has_reported_problem = False
         self._published_report = get_report()
 
     @property
@@ -80,14 +82,9 @@ class EffectRunner:
                 self._store_state(effects)
             except OSError as error:
                 self._has_reported_problem = True
-                text = (
-                    "the final drain is postponed"
-                    if effects.store_generation is None
-                    else f"generation {effects.store_generation} is not applied yet"
-                )
-                self._problems.set_problem(
-                    Reason.STATE_WRITE_FAILED, f"The member's state cannot be written, so {text}: {error}"
-                )
+                consequence = self._describe_consequence(effects)
+                message = f"The member's state cannot be written{consequence}: {error}"
+                self._problems.set_problem(Reason.STATE_WRITE_FAILED, message)
                 if not self._skips_failed_writes:
                     self._retry_timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._run_pending)
                     return
@@ -97,6 +94,14 @@ class EffectRunner:
             for command in effects.commands:
                 self._run_command(command)
         self._on_done()
+
+    def _describe_consequence(self, effects: Effects) -> str:
+        """Return what a failed write means for the effects, as the continuation of a sentence."""
+        if self._skips_failed_writes:
+            return "; its process ends, so it releases its queues all the same"
+        if effects.store_generation is None:
+            return ", so the final drain is postponed"
+        return f", so generation {effects.store_generation} is not applied yet"
 
     def _store_state(self, effects: Effects) -> None:
         if effects.store_generation is not None or effects.store_final:
