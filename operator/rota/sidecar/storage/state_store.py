@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from rota.documents import NonNegativeInt
-from rota.sidecar.storage.limited_files import replace_within_quota
+from rota.sidecar.storage.limited_files import check_quota, replace_within_quota
 
 _MAX_STATE_BYTES = 4096  # above any state file's size, and one block of most disks
 
@@ -63,6 +63,7 @@ class StateStore:
     def check_space(self) -> None:
         """Raise OSError if `store_state` would probably fail: decisions that cannot be stored must not be made."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        check_quota(self._path.parent, _MAX_STATE_BYTES)
         probe_file = self._path.with_name(f"{self._path.name}.tried")
         try:
             probe_file.write_bytes(bytes(_MAX_STATE_BYTES))

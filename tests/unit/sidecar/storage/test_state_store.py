@@ -68,6 +68,8 @@ def test_sidecar_state_is_not_written_beyond_the_quota_of_its_volume(
     with pytest.raises(OSError, match="The state would take more than"):
         store.store_state(obeyed_generation=2)
     with pytest.raises(OSError, match="The state would take more than"):
+        store.check_space()
+    with pytest.raises(OSError, match="The state would take more than"):
         offsets.store_offset(A, 1)
     assert load_state(tmp_path) == SavedState(1, final=False)
     (tmp_path / "of-the-app.db").write_bytes(bytes(10 * size))
