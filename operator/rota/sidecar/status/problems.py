@@ -10,7 +10,7 @@ UNREACHABLE_SECONDS = 5.0  # a broker without a response for this many seconds c
 
 _STUCK_REASONS = {
     LeaseEvent.REFUSED: "another consumer has its lock",
-    LeaseEvent.FAILED: "its start offset could not be determined",
+    LeaseEvent.FAILED: "the request for its lock or for its start offset failed, as the sidecar's log shows",
     LeaseEvent.READER_FAILED: "its reader failed with an unexpected error, which the sidecar's log shows",
 }
 

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from rota.model import Reason
+from rota.model import Queue, Reason
+from rota.sidecar.member.queue_lifecycle import LeaseEvent
 from rota.sidecar.status.problems import UNREACHABLE_SECONDS, Problems
 
 
@@ -77,3 +78,18 @@ def test_health_reports_a_failed_task_until_it_runs_steadily_again() -> None:
     assert "commits" in health.messages["InternalError"]
     health.report_task("commits", None)
     assert health.messages == {}
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (LeaseEvent.REFUSED, "another consumer has its lock"),
+        (LeaseEvent.FAILED, "the request for its lock or for its start offset failed, as the sidecar's log shows"),
+    ],
+)
+def test_health_names_the_cause_of_a_queue_that_cannot_be_started(event: LeaseEvent, cause: str) -> None:
+    health = Problems()
+    health.report_stuck({Queue("orders", "broker-a", 3): event})
+    assert health.messages["QueueStartFailed"] == (
+        f"Some queues are not consumed, such as orders/broker-a/3: {cause}; the sidecar retries"
+    )
