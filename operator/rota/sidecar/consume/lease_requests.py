@@ -49,7 +49,8 @@ class LeaseRequests:
         """Lock the queue at its broker, or renew the lock."""
         await self._session.joined.wait()
         async with self._request_lock:
-            is_stopped = self._stopped_lease == lease_number  # then open deliveries end before it expires
+            # The lock of a stopped lease is not renewed: its open deliveries end before the lock expires.
+            is_stopped = self._stopped_lease == lease_number
             if is_stopped or not self._is_current(lease_number):
                 return
             sent_at = self._source.host.now()

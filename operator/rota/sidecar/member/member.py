@@ -139,7 +139,7 @@ class Member:
                 commands += self._lease_table.apply_event(lease, LeaseEvent.REVOKED, now)
             if overruled:
                 lease.may_resume = False
-                lease.needs_lock_hold = True
+                lease.needs_lock_hold = True  # as for any forced queue: see `_start_assigned_queues`
         commands += self._start_assigned_queues(now)
         return self._build_effects(commands, store_generation=self.obeyed_generation)
 
@@ -155,6 +155,8 @@ class Member:
         return dict.fromkeys(queues)
 
     def _start_assigned_queues(self, now: float) -> list[Command]:
+        # The former owner of a forced queue may still trust its lock when this member gets one: so an Orderly queue
+        # waits for LOCK_HOLD_SECONDS before its first delivery.
         forced = self._assignment.forced if self._assignment else {}
         commands: list[Command] = []
         for queue in self._assigned_queues():

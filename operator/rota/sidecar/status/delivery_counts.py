@@ -113,7 +113,11 @@ class DeliveryCounts:
         self._due[due] = self._due.get(due, 0) + 1
 
     def sample(self, readers: Mapping[Queue, CountedReader], now: float) -> None:
-        """Add the time since the last sample, weighted by messages at the app, and by waiting messages."""
+        """Add the time since the last sample to each queue that has messages or has had a delivery.
+
+        The time itself, the time multiplied by the number of messages at the app and, if any message waits for the app,
+        the time as backlog.
+        """
         seconds = now - self._sampled
         self._sampled = now
         if seconds > MAX_SAMPLE_SECONDS:

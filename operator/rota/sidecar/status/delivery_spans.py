@@ -18,7 +18,9 @@ from rota.model import single_line
 
 CLOSE_SECONDS = 2.0  # for sending queued spans when the receiver changes or the sidecar ends
 
-NOT_SENT_OUTCOME = "away"  # the outcome of a delivery without a connection to the app
+# Values of PushOutcome (and labels of Pull): `status` may not import `delivery`, which is built upon it.
+NOT_SENT_OUTCOME = "away"  # of a delivery without a connection to the app
+DONE_OUTCOME = "done"
 MAX_ID_CHARACTERS = 100  # characters of a message's id: a producer may choose 32 KB, and spans wait in memory
 
 # W3C trace context: version, trace id, id of the parent span, flags, and the fields of later versions. Version ff and
@@ -98,7 +100,7 @@ def delivery_span(
     parent = trace_parent(message)
     if not parent or not parent.is_sampled:
         return None
-    error = "" if outcome == "done" else outcome
+    error = "" if outcome == DONE_OUTCOME else outcome
     attributes = {
         "messaging.system": "rocketmq",
         "messaging.operation.type": "process",

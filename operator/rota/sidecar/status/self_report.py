@@ -40,7 +40,7 @@ class QueuesPage(Struct, frozen=True):
 
     queues: list[QueueStatus]
     next: int | None = None
-    incarnation: str = ""  # of the sidecar's process
+    incarnation: str = ""  # of the sidecar's process; MemberStatus fills it in
 
 
 class ReleasedQueues:
@@ -69,7 +69,10 @@ def full_report(
     readers: Mapping[Queue, ReportedReader],
     released_queues: ReleasedQueues,
 ) -> FullReport:
-    """Return the report without its revision; `member_report` covers only state that is on the disk."""
+    """Return the full report; `member_report` covers only state that is on the disk.
+
+    MemberStatus replaces the revision, and fills in what it knows itself: incarnation, settings, notices of consumers.
+    """
     states = Counter(_queue_state(queue, reader, member) for queue, reader in readers.items())
     del states[""]  # nothing to report; a Counter ignores a missing key
     entries = [*_uncommitted_entries(member, readers), *released_queues.entries_except(readers)]
@@ -97,13 +100,14 @@ def _uncommitted_entries(member: Member, readers: Mapping[Queue, ReportedReader]
 
 
 def _uncommitted(queue: Queue, window: QueueWindow) -> Uncommitted | None:
+    """Return the offsets of the messages that the queue's next reader repeats; None if it repeats none."""
     if window.max_sent_offset is None or not window.would_repeat:
         return None
-    return Uncommitted(*queue, window.max_sent_offset, window.start_offset)
+    return Uncommitted(*queue, given=window.max_sent_offset, start=window.start_offset)
 
 
 def queues_page(start: int, member: Member, readers: Mapping[Queue, ReportedReader], now: float) -> QueuesPage:
-    """Return the progress of the member's queues, from index `start` on, in the order of their assignment."""
+    """Return the progress of the member's queues from index `start` on, in the order in which they were assigned."""
     stop = start + PROGRESS_PAGE_QUEUES
     page = islice(readers.items(), start, stop)
     statuses = [_queue_status(queue, reader, member, now) for queue, reader in page]
