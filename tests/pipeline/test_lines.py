@@ -35,6 +35,30 @@ SPELLINGS = {  # spellings of parts of an offsets record
             rb']}}},"verdicts":{}} junk{"a":{"b":{}}}|]}}},"weather":{"at":1}|]}},"orders":{}}|]}},"orders":[]}',
         ]
     ),
+    # A repeated key: the reader checks each of its values, though it keeps only the last.
+    b'"topics":': b"|".join(
+        [
+            rb'"topics":{},"topics":|"topics":null,"topics":|"topics":{"a":null},"topics":|"topics":{"a":{}},"topics":',
+            rb'"topics":{"a":{"b":{"ids":[1],"first":[],"last":[],"committed":[]}}},"topics":',
+            rb'"topics":{},"verdicts":{"Slow":-1},"topics":',
+        ]
+    ),
+    b'"orders":': b"|".join(
+        [
+            rb'"orders":{},"orders":|"orders":null,"orders":|"orders":{"b":null},"orders":',
+            rb'"orders":{"b":{"ids":[-1],"first":[0],"last":[0],"committed":[0]}},"orders":',
+        ]
+    ),
+    b'"broker-a":': b"|".join(
+        [
+            rb'"broker-a":null,"broker-a":|"broker-a":{"ids":[],"first":[],"last":[],"committed":[]},"broker-a":',
+            rb'"broker-a":{"ids":[-1],"first":[0],"last":[0],"committed":[0]},"broker-a":',
+        ]
+    ),
+    b'"ids":': rb'"ids":[],"ids":|"ids":[-1],"ids":|"ids":null,"ids":',
+    b'"first":': rb'"first":[],"first":|"first":[null],"first":|"first":null,"first":',
+    b'"committed":': rb'"committed":[null],"committed":|"committed":null,"committed":',
+    b'"KeepingUp":': rb'"KeepingUp":1,"KeepingUp":|"KeepingUp":null,"KeepingUp":',
 }
 
 

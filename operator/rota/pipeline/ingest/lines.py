@@ -2,8 +2,9 @@
 
 Nearly all lines are `offsets`, and `rota.records.decode_record` costs as much again as Spark's own parser. But that
 parser is lenient: it accepts a number for a string, and ignores text after the last brace. So a line is *plain* only if
-it looks exactly as the operator writes it and every value has the right type; `decode_record` judges every other line.
-So both agree: only lines that the reader accepts are plain (tests/pipeline/test_lines.py compares the two).
+it looks exactly as the operator writes it, no key is repeated and every value has the right type; `decode_record`
+judges every other line. So both agree: only lines that the reader accepts are plain (tests/pipeline/test_lines.py
+compares the two).
 
 Three kinds of records are rejected here, although the reader accepts them: records with an integer beyond 64 bits (a
 queue's id: 32 bits), since Spark's integers are limited and no broker counts that far; records with a year in which
@@ -13,8 +14,6 @@ hours; and records whose ranges of queues cannot be parsed, or name more queues 
 
 import re
 from collections.abc import Iterator
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import msgspec
@@ -55,8 +54,9 @@ _REST_SCHEMA = StructType([JOURNAL_SCHEMAS["offsets"]["topics"], JOURNAL_SCHEMAS
 _START = f'{{"schema":{RECORD_SCHEMA},"kind":"offsets","group":"'
 _TIME = r"^20[2-9]\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\z"
 _END = r'^,"topics":\{.*\},"verdicts":\{(?:"[A-Za-z]+":\d{1,18},?){0,20}\}\}\z'
-_UNIQUE_KEYS = ['"schema"', '"kind"', '"group"', '"at"']  # keys before the topics; a copy of one after them is rejected
-_LAST_KEY = '"verdicts"'
+_KEY_END = '":'  # of each key; a plain line has no other such text, since there is no string besides the keys
+_TOP_LEVEL_KEYS = 2  # from the topics on
+_BROKER_KEYS = 5  # the broker's name and its four lists
 _GROUP_PART = 9
 _TIME_PART = 13
 _MAX_PARTS = 15
@@ -118,14 +118,25 @@ def _is_plain() -> Column:
     # `slice` counts from 1: these are parts 10 to 12.
     has_time_key = F.array_join(F.slice("parts", 11, 3), '"') == ',"at":'
     has_time = F.get("parts", F.lit(_TIME_PART)).rlike(_TIME) & F.col("at").isNotNull()
-    repeats_key = reduce(or_, map(tail.contains, _UNIQUE_KEYS))
-    before_first_key = F.substring_index(tail, _LAST_KEY, 1)
-    after_last_key = F.substring_index(tail, _LAST_KEY, -1)
-    has_last_key_once = F.concat(before_first_key, F.lit(_LAST_KEY), after_last_key) == tail
+    # Of a repeated key Spark keeps one value, and the other one is not checked: so the text may have no more keys than
+    # were parsed.
+    has_parsed_keys_only = _count_key_ends(tail) == _count_parsed_keys()
     has_valid_topics = F.col("_corrupt").isNull() & F.forall(F.map_values("topics"), _has_valid_brokers)
     has_valid_counts = F.forall(F.map_values("verdicts"), _is_count)
-    has_valid_keys = has_time_key & ~repeats_key & has_last_key_once
+    has_valid_keys = has_time_key & has_parsed_keys_only
     return is_clean & has_valid_keys & has_time & has_valid_topics & has_valid_counts
+
+
+def _count_key_ends(text: Column) -> Column:
+    without = F.replace(text, F.lit(_KEY_END), F.lit(""))
+    return (F.length(text) - F.length(without)) / len(_KEY_END)
+
+
+def _count_parsed_keys() -> Column:
+    """Return the number of keys in the parsed topics and verdicts; null if a topic is null, which is not valid."""
+    brokers_by_topic = F.transform(F.map_values("topics"), F.size)
+    brokers = F.aggregate(brokers_by_topic, F.lit(0), lambda total, count: total + count)
+    return _TOP_LEVEL_KEYS + F.size("topics") + _BROKER_KEYS * brokers + F.size("verdicts")
 
 
 def _has_valid_brokers(topic: Column) -> Column:
