@@ -323,3 +323,48 @@ def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
         )
     rates = build_history(owners.group, facts).arrivals[:, 0]
     assert rates[[0, 4, 7, 11]].tolist() == pytest.approx([1.0] * 4)
+
+
+def test_replay_credits_a_member_with_no_queue_that_it_has_handed_over() -> None:
+    """One queue is handed over from m to n in the first step; then its rate grows from 1 to 5 a second."""
+    owners, *_ = (fact for fact in recorded_facts(generate_history(3, 7, 1)) if isinstance(fact, records.OwnersRecord))
+    member = next(iter(owners.members.values()))
+    of_m = msgspec.structs.replace(member, queues={"orders": {"a": "0-1"}})
+    of_n = msgspec.structs.replace(member, uid="uid-n", queues={"orders": {"a": "2"}})
+    owners = msgspec.structs.replace(owners, members={"m": of_m, "n": of_n}, releasing=[], unowned={})
+    handover = records.HandoverRecord(
+        schema=1,
+        group=owners.group,
+        at=owners.at + timedelta(minutes=1),
+        generation=owners.generation + 1,
+        act="Grant",
+        proof="Released",
+        state="Releasing",
+        queues={"orders": {"a": "1"}},
+        holder="m",
+        holder_uid=member.uid,
+        to="n",
+        to_uid="uid-n",
+    )
+    later_owners = msgspec.structs.replace(
+        owners,
+        at=owners.at + timedelta(minutes=20),
+        members={
+            "m": msgspec.structs.replace(of_m, queues={"orders": {"a": "0"}}),
+            "n": msgspec.structs.replace(of_n, queues={"orders": {"a": "1-2"}}),
+        },
+    )
+    facts: list[Fact] = [owners, handover]
+    for minute in range(31):
+        slow = 60 * minute
+        fast = slow if minute <= 5 else 300 + 300 * (minute - 5) if minute <= 10 else 1800 + slow - 600
+        offsets = [slow, fast, slow]
+        columns = records.Columns(ids=[0, 1, 2], first=[0, 0, 0], last=offsets, committed=[*offsets])
+        time = owners.at + timedelta(minutes=minute)
+        topics = {"orders": {"a": columns}}
+        facts.append(records.OffsetsRecord(schema=1, group=owners.group, at=time, topics=topics, verdicts={}))
+    facts.append(later_owners)
+    history = build_history(owners.group, sorted(facts, key=lambda fact: fact.at))
+    assert history.capacity == pytest.approx(2.0 * 1.1), (
+        "not 6.0: m consumed two queues at 1 a second each, as n did later"
+    )

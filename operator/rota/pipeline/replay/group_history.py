@@ -23,7 +23,7 @@ from rota.timestamps import format_time
 
 STEP_SECONDS = 300.0  # seconds; within a step the arrival rate of a queue is constant
 MAX_HISTORY_SECONDS = 366 * 86400.0  # seconds of a history; all of its steps are in memory
-OWNERS_KNOWN_STEPS = 2  # from an `owners` record on; after a handover in a later step, the record is outdated
+OWNERS_KNOWN_STEPS = 2  # from an `owners` record on, unless a handover follows before
 CAPACITY_HEADROOM = 1.1  # capacity of a member over its highest measured rate
 
 Rates = NDArray[np.float64]
@@ -298,17 +298,21 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[
 def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
     """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM.
 
-    Only steps just after an `owners` record count, because the owners of its queues are known there. The capacity is
-    infinite if no rate was measured.
+    Only steps just after an `owners` record and before the next handover count, because the owners are known there. The
+    capacity is infinite if no rate was measured.
     """
     index_of_queue = index_queues(queues)
     # A queue's consumption in a step with a handover has no single owner.
     moving_steps = {_step_of(fact, begins) for fact in facts if isinstance(fact, HandoverRecord)}
+    next_handover = len(consumed)  # the step of the handover that follows a record, or the end
     highest = 0.0
-    for fact in facts:
+    for fact in reversed(facts):
+        if isinstance(fact, HandoverRecord):
+            next_handover = _step_of(fact, begins)
         if isinstance(fact, OwnersRecord):
             first = _step_of(fact, begins)
-            quiet_steps = set(range(first, min(first + OWNERS_KNOWN_STEPS, len(consumed)))) - moving_steps
+            end = min(first + OWNERS_KNOWN_STEPS, next_handover, len(consumed))
+            quiet_steps = set(range(first, end)) - moving_steps
             for pod in fact.members.values():
                 owned = [index_of_queue[queue] for queue in from_ranges(pod.queues) if queue in index_of_queue]
                 for step in quiet_steps:

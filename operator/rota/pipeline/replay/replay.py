@@ -43,7 +43,7 @@ GATES_WITHOUT_TIMER = {
 
 
 class Replay:
-    """Replay of a history under `policy`; if that is None, under the policies recorded in the history."""
+    """Replay of a history under `policy` or, if it is None, under the policies recorded in the history."""
 
     def __init__(self, history: GroupHistory, policy: PolicySpec | None, metrics: ReplayMetrics) -> None:
         self.history = history
@@ -97,13 +97,19 @@ class Replay:
         topics: dict[str, list[Queue]] = {topic.topic: [] for topic in self.history.spec.subscriptions}
         for queue in sorted(queues):
             topics.setdefault(queue.topic, []).append(queue)
-        self._queue_views = {topic: QueueView(tuple(routed), FOREVER_SECONDS) for topic, routed in topics.items()}
+        self._queue_views = {
+            topic: QueueView(tuple(routed), stable_for=FOREVER_SECONDS) for topic, routed in topics.items()
+        }
         self.metrics.set_queues(queues)
 
     # Times of plans.
 
     def _schedule_member_event(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Schedule an event that changes members' reports; after it a plan is due, unless only drains are pending."""
+        """Schedule an event that changes members' reports: that they obey a document, or end a drain.
+
+        A plan is due after it, unless every holder of a revoked queue is still draining: then the plan would change
+        nothing, and the event that ends the first of these drains schedules one.
+        """
         self._pending_events += 1
 
         def run_event() -> None:
@@ -127,8 +133,11 @@ class Replay:
 
     def _schedule_next_plan(self, new_plan: Plan) -> None:
         """Schedule the next plan if time alone may change its result; pending events of members schedule their own."""
+        # A gate postpones moves of the plan (`hold`), and opens with time.
         is_gated = new_plan.hold is not None and new_plan.hold.reason not in GATES_WITHOUT_TIMER
-        may_change = is_gated or self.document.releasing or new_plan.requeue_after < self.policy.triggers.resync
+        # Without a time limit, the planner requests the next plan only for the resync.
+        has_time_limit = new_plan.requeue_after < self.policy.triggers.resync
+        may_change = is_gated or self.document.releasing or has_time_limit
         self._plans_since_change += 1
         if may_change and not self._pending_events and self._plans_since_change < MAX_PLANS_PER_CHANGE:
             self._schedule_plan(max(new_plan.requeue_after, MIN_REPLAN_SECONDS))

@@ -8,7 +8,7 @@ import numpy as np
 
 from rota.documents import Assignment
 from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue, Reason
-from rota.pipeline.replay.consumption import ConsumptionMetrics
+from rota.pipeline.replay.consumer_tracker import ConsumerTracker
 from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory, index_queues
 from rota.pipeline.replay.simulated_members import SimulatedMember
 from rota.pipeline.replay.traffic import TrafficModel
@@ -30,7 +30,7 @@ class ReplayMetrics:
     def __init__(self, history: GroupHistory) -> None:
         self.history = history
         self.traffic = TrafficModel(history.arrivals, history.lag, history.begins, history.capacity)
-        self.consumption = ConsumptionMetrics(history.queues, self.traffic)
+        self.consumer_tracker = ConsumerTracker(history.queues, self.traffic)
         self.moves = 0
         self.forced = 0
         self.rebalances = 0
@@ -52,7 +52,9 @@ class ReplayMetrics:
         self._holders: Mapping[Queue, Holder] = holders_of(history.document)
         self._status: Mapping[str, Any] = {}
         self._is_retry = np.array([queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in history.queues])
-        self._weighed_indexes = np.flatnonzero(self.consumption.exists)  # of queues that exist, without retry queues
+        self._weighed_indexes = np.flatnonzero(
+            self.consumer_tracker.exists
+        )  # of queues that exist, without retry queues
         self._measured_rates: Weights | None = None
         self._measured_step = -1  # the step of `_measured_rates`; -1: not measured
 
@@ -65,9 +67,9 @@ class ReplayMetrics:
 
     def set_queues(self, queues: Iterable[Queue]) -> None:
         """Set the queues that exist; pauses and lag of all other queues are dropped."""
-        self.consumption.set_queues(queues)
-        self.traffic.set_queues(self.consumption.exists)
-        self._weighed_indexes = np.flatnonzero(self.consumption.exists & ~self._is_retry)
+        self.consumer_tracker.set_queues(queues)
+        self.traffic.set_queues(self.consumer_tracker.exists)
+        self._weighed_indexes = np.flatnonzero(self.consumer_tracker.exists & ~self._is_retry)
         self._measured_step = -1
 
     def record_plan(self, plan: Plan, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
@@ -108,14 +110,14 @@ class ReplayMetrics:
         self.unowned_seconds += seconds * self._status.get("unownedQueues", 0)
         self.idle_seconds += seconds * self._status.get("idleMembers", 0)
         if self._sharing_count:
-            self._ownable_seconds += seconds * self.consumption.exists
-            self._owned_seconds += seconds * (self.consumption.exists & (self._owners >= 0))
+            self._ownable_seconds += seconds * self.consumer_tracker.exists
+            self._owned_seconds += seconds * (self.consumer_tracker.exists & (self._owners >= 0))
         imbalance = self._load_imbalance()
         if imbalance is not None:
             self._imbalance_sum += imbalance * seconds
             self._imbalance_seconds += seconds
             self._imbalance_max = max(self._imbalance_max, imbalance)
-        self.traffic.advance_to(until, self.consumption.consumers, self._member_count)
+        self.traffic.advance_to(until, self.consumer_tracker.consumers, self._member_count)
 
     def _add_point(self) -> None:
         at = datetime.fromtimestamp(self.traffic.now, UTC)
@@ -158,7 +160,7 @@ class ReplayMetrics:
 
     def to_row(self) -> MetricsRow:
         """Return the totals as a row of the results."""
-        pauses = self.consumption.pause_seconds()
+        pauses = self.consumer_tracker.pause_seconds()
         seconds = self.traffic.now - self.history.begins
         return {
             "hours": seconds / 3600,
@@ -172,7 +174,7 @@ class ReplayMetrics:
             "imbalance_max": self._imbalance_max or None,
             "idle_member_hours": self.idle_seconds / 3600,
             "unowned_queue_seconds": self.unowned_seconds,
-            "duplicates": self.consumption.duplicates,
+            "duplicates": self.consumer_tracker.duplicates,
             "lag_mean": self.traffic.lag_seconds / seconds if seconds else 0.0,
             "lag_peak": self.traffic.peak_lag,
         }

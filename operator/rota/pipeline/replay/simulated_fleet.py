@@ -66,7 +66,7 @@ class SimulatedFleet:
             # A member that still has to release queues has only obeyed the generation before.
             member.obey(document.generation - 1 if revoked else document.generation, (*share.queues, *revoked))
             if member.may_consume:
-                self._metrics.consumption.update_consumer(member)
+                self._metrics.consumer_tracker.update_consumer(member)
             if member.may_obey and revoked:
                 self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document))
         if member.state == "Leaving":
@@ -78,9 +78,9 @@ class SimulatedFleet:
         if presence.state == previous:
             return
         if presence.state in AWAY_STATES:
-            self._metrics.consumption.stop_consumer(member, suddenly=not member.has_drained)
+            self._metrics.consumer_tracker.stop_consumer(member, suddenly=not member.has_drained)
         elif presence.state == "Leaving":
-            self._metrics.consumption.stop_consumer(member)
+            self._metrics.consumer_tracker.stop_consumer(member)
             self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
         elif previous in AWAY_STATES or previous == "Joining":
             # It reads the document that was written meanwhile. Even if it has obeyed it, as a Joining member does, it
@@ -90,7 +90,7 @@ class SimulatedFleet:
     def _end_member(self, member: SimulatedMember) -> None:
         """End a member whose pod was deleted; without a drain before, its messages in flight come again."""
         is_sudden = member.state not in AWAY_STATES and not member.has_drained
-        self._metrics.consumption.stop_consumer(member, suddenly=is_sudden)
+        self._metrics.consumer_tracker.stop_consumer(member, suddenly=is_sudden)
         self.deleted_uids |= {member.uid}
         del self.members[member.name]
         member.set_state("Ended", member.room, self._clock.now)
@@ -118,7 +118,7 @@ class SimulatedFleet:
         if member.obey(document.generation, queues):
             self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member))
         if member.may_consume:
-            self._metrics.consumption.update_consumer(member)
+            self._metrics.consumer_tracker.update_consumer(member)
         self._on_obeyed(member)
 
     def _finish_drain(self, member: SimulatedMember, *, is_final: bool = False) -> None:

@@ -36,7 +36,7 @@ class TrafficModel:
 
     @property
     def step_end(self) -> float:
-        """The end of the present step; infinite for the last step."""
+        """The end of the present step; infinite once the last step is over, since its rates stay in force then."""
         edge = self._begins + STEP_SECONDS * (self.step_at(self.now) + 1)
         return edge if edge > self.now else float("inf")
 

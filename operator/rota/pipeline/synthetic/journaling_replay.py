@@ -37,7 +37,9 @@ class JournalingReplay(Replay):
         self._pending_grants: dict[Queue, tuple[Holder, int]] = {}  # grants not obeyed yet: owner, generation
         # Of the rebalance in progress: first generation, 0 without a rebalance; number of forced queues.
         self._rebalance_begin = (0, 0)
-        self._ids_by_broker: dict[tuple[str, str], list[int]] = {}  # by topic and broker, in the order of the queues
+        # By topic and broker. The history's queues are sorted, so those of one topic and broker are adjacent: each list
+        # of ids corresponds to the next slice of an array by queue.
+        self._ids_by_broker: dict[tuple[str, str], list[int]] = {}
         for queue in history.queues:
             self._ids_by_broker.setdefault((queue.topic, queue.broker), []).append(queue.id)
         self._last_offsets = np.full(len(history.queues), float(start_offset))
@@ -69,6 +71,7 @@ class JournalingReplay(Replay):
         self._write_rebalance(new_plan)
 
     def _add_pending_grants(self, old: Assignment, new: Assignment) -> None:
+        # The holders include those from which a queue was revoked: if it returns to its holder, that is no grant.
         previous = holders_of(old)
         for queue, holder in self.owned.items():
             if previous.get(queue) != holder:
@@ -110,8 +113,12 @@ class JournalingReplay(Replay):
             self._write_record(record)
 
     def _write_offsets(self) -> None:
+        """Write the `offsets` record of now: the end of each queue grew by its arrivals since the previous record.
+
+        The committed offset is behind the end by the queue's lag.
+        """
         traffic = self.metrics.traffic
-        rates = traffic.arrival_rates(max(self._sampled_at, self.history.begins))
+        rates = traffic.arrival_rates(self._sampled_at)  # a minute lies within one step
         self._last_offsets += (self.now - self._sampled_at) * rates
         self._sampled_at = self.now
         ends = np.floor(self._last_offsets)

@@ -1,4 +1,4 @@
-"""Which member of a replay consumes each queue over time, and what the changes cost: pauses and duplicates."""
+"""Tracks which member of a replay consumes each queue, and what the changes cost: pauses and duplicates."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ from rota.pipeline.replay.traffic import TrafficModel
 IN_FLIGHT_SECONDS = 1.0  # seconds of a queue's arrivals that a member has started and not committed
 
 
-class ConsumptionMetrics:
+class ConsumerTracker:
     """The consumer of each queue, the pauses between two consumers, and the duplicates of unclean takeovers."""
 
     def __init__(self, queues: Sequence[Queue], traffic: TrafficModel) -> None:
@@ -33,9 +33,10 @@ class ConsumptionMetrics:
             return
         self._pause_queues(is_consumed & ~is_held)
         is_new = is_held & ~is_consumed
-        is_taken_over = is_new & (self.consumers >= 0)  # without a drain, messages in flight come again
+        # Another member still consumes the queue, without a drain: its messages in flight are delivered again.
+        is_taken_over = is_new & (self.consumers >= 0)
         self._count_duplicates(is_taken_over)
-        is_resumed = is_new & ~np.isnan(self._paused_since)
+        is_resumed = is_new & ~np.isnan(self._paused_since)  # not so if taken over: such a queue has no pause
         self._ended_pause_seconds += self._seconds_paused(is_resumed)
         self._paused_since[is_new] = np.nan
         self.consumers[is_new] = member.index
