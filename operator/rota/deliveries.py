@@ -91,7 +91,9 @@ class QueueCounts(Struct, frozen=True, rename="camel", omit_defaults=True, gc=Fa
     done: Count = 0  # attempts that the app finished
     failures: Annotated[dict[Word, Count], Meta(max_length=MAX_OUTCOMES)] = {}  # attempts by outcome
     active_seconds: Seconds = 0.0  # for which the two fields below were measured
-    in_flight_seconds: Seconds = 0.0  # sum of messages' times at the app; by `active_seconds`: their mean number
+    in_flight_seconds: Seconds = (
+        0.0  # sum of messages' times at the app; divided by `active_seconds`: their mean number
+    )
     backlog_seconds: Seconds = 0.0  # for which fetched messages waited for their delivery
 
 

@@ -70,12 +70,11 @@ class DeliveryTotals:
         """Return the counts since `previous`; a counter that decreased, as a hostile pod may send, adds nothing."""
         start = previous or _ZERO_COUNTS
         totals = cls(
-            max(0, now.first_attempts - start.first_attempts),
-            max(0, now.done - start.done),
-            {},
-            max(0.0, now.active_seconds - start.active_seconds),
-            max(0.0, now.in_flight_seconds - start.in_flight_seconds),
-            max(0.0, now.backlog_seconds - start.backlog_seconds),
+            first_attempts=max(0, now.first_attempts - start.first_attempts),
+            done=max(0, now.done - start.done),
+            active_seconds=max(0.0, now.active_seconds - start.active_seconds),
+            in_flight_seconds=max(0.0, now.in_flight_seconds - start.in_flight_seconds),
+            backlog_seconds=max(0.0, now.backlog_seconds - start.backlog_seconds),
         )
         for name, number in now.failures.items():
             totals.add_failures(known_outcome(name), max(0, number - start.failures.get(name, 0)))
@@ -178,7 +177,8 @@ class GroupDeliveries:
         ended = self._members.keys() - uids
         for uid in ended:
             del self._members[uid], self._revisions[uid]
-        # A pod may name other queues each time: only totals of queues in a member's last report are kept.
+        # A pod may name other queues each time. So that memory stays limited, only totals of queues in a member's last
+        # report are kept.
         if ended or len(self.totals_by_queue) > sum(len(member.queues) for member in self._members.values()):
             named: set[tuple[Queue, str]] = set()
             for uid, member in self._members.items():
@@ -190,7 +190,7 @@ class GroupDeliveries:
     def recent_attempts(self, now: float) -> Attempts:
         """Return the attempts within the window."""
         attempts = Attempts(0, 0)
-        for interval in [*self._intervals]:  # a copy, for other threads
+        for interval in [*self._intervals]:  # a copy: metrics are rendered in another thread
             if interval.started_at > now - WINDOW_SECONDS:
                 attempts = Attempts(attempts.total + interval.total, attempts.failed + interval.failed)
         return attempts
@@ -198,7 +198,7 @@ class GroupDeliveries:
     @property
     def delayed_messages(self) -> int | None:
         """How many messages brokers delay until their next attempt, by members' estimates; None: no member was read."""
-        members = [*self._members.values()]  # a copy, for other threads
+        members = [*self._members.values()]  # a copy: metrics are rendered in another thread
         return sum(member.delayed_messages for member in members) if members else None
 
     def failing_messages_of(self, uid: str) -> tuple[FailingMessage, ...]:

@@ -48,9 +48,9 @@ class Release:
     """A queue that was revoked from its holder and is not granted to another member yet."""
 
     holder: Holder
-    to: str | None  # the member that is to get it; None: no member is
-    since: int  # the generation that revoked it
-    at: str  # when that was written
+    to: str | None  # the member that is to get the queue; None: no member is
+    since: int  # the generation that revoked the queue
+    at: str  # when that generation was written
     incarnation: int = 0  # of the holder's process; 0: any
 
 

@@ -87,7 +87,8 @@ def compute_delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> flo
     next_offset = max(now.committed_offset, now.min_offset)
     for earlier, later in reversed([*pairwise(samples)]):
         if earlier.max_offset <= next_offset < later.max_offset:
-            # Of the messages that arrived between the two, the one at offset `earlier.max_offset` is the first.
+            # Of the messages that arrived between the two, the one at offset `earlier.max_offset` is number 1. The
+            # searched one, at `next_offset`, arrived after this part of the time:
             part = (next_offset - earlier.max_offset + 1) / (later.max_offset - earlier.max_offset)
             return now.sampled_at - (earlier.sampled_at + part * (later.sampled_at - earlier.sampled_at))
     covered = now.sampled_at - samples[0].sampled_at

@@ -197,7 +197,8 @@ def compute_delays(
         end = samples.max_offset[rows]
         target = next_offset[slots]
         has_arrived = is_known & (end <= target) & (target < later_end[slots])  # between this sample and the later one
-        # Of the messages that arrived between the two, the one at offset `end` is the first.
+        # Of the messages that arrived between the two, the one at offset `end` is number 1. The searched one, at
+        # `target`, arrived after this part of the time:
         part = (target - end + 1)[has_arrived] / (later_end[slots] - end)[has_arrived]
         arrived_at = at[has_arrived] + part * (later_at[slots] - at)[has_arrived]
         result[slots[has_arrived]] = now[slots[has_arrived]] - arrived_at

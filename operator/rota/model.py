@@ -1,7 +1,7 @@
 """The core's values: Queue, Holder, Reason, Roster; frozen, sorted, without I/O.
 
-Two sort orders apply everywhere, both the reference client's: queues by topic, broker and id; names by UTF-16 code
-units, as Java compares strings (this differs from code points only beyond U+FFFF).
+Two sort orders apply everywhere, both those of RocketMQ's Java client ("the reference client"): queues by topic, broker
+and id; names by UTF-16 code units, as Java compares strings (this differs from code points only beyond U+FFFF).
 """
 
 import re

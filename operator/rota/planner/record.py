@@ -61,7 +61,8 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     spent_moves = _moves_assumed_spent(snapshot.policy)
     last_generation = snapshot.document.generation if snapshot.document else 0
     generation = max(highest_generation(snapshot) + 1, last_generation + 1, int(now))
-    previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")  # so that `since` starts here
+    # As if this generation followed one without incarnations: if its shares may name some, they do from here on.
+    previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")
     since = incarnations.incarnations_since(snapshot, previous)
     shares: dict[str, Share] = {}
     claimed: set[Queue] = set()

@@ -11,7 +11,8 @@ from msgspec import Meta, Struct
 from rota.model import single_line
 from rota.spec import Broker, Delivery, GroupSpec, Seconds, StartFrom, Subscription
 
-START_BEFORE_CREATION = timedelta(minutes=30)  # so long before its creation a Timestamp group without a time starts
+# A group with `startFrom` Timestamp and no time starts so long before its creation: as RocketMQ's client, at its start.
+START_BEFORE_CREATION = timedelta(minutes=30)
 SETTINGS_SCHEMA = 1
 DEFAULT_DRAIN_SECONDS = 30.0
 MAX_DURATION_SECONDS = 3.6e9  # of a duration: 999,999 hours

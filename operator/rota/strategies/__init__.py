@@ -3,6 +3,8 @@
 A strategy is a total, deterministic function from a roster to owners. It has two entry points:
 `STRATEGIES[name](roster, **options)` returns an int32 array over `roster.queues` (-1: no owner); `allocate(...)` takes
 and returns plain names and tuples. `explain(...)` returns a sentence with the reason for a queue's owner.
+
+"The reference" in this package is RocketMQ's Java client: the strategies in REFERENCE_NAMES give the same owners.
 """
 
 import inspect
@@ -199,7 +201,7 @@ def _no_reason(_roster: Roster, _owners: Owners, queues: Sequence[int]) -> Itera
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:
-    """Return one list for all members, as the reference's CONFIG does; that is no assignment, so it has no owners."""
+    """Return one list for all members, as the reference's CONFIG does: no assignment, since each queue is repeated."""
     if set(options) != {"queues"}:
         raise ValueError("Strategy ByConfig takes either the option queues (one list for all) or members, not both")
     listed = input_checks.check_queues("Option queues", options["queues"])

@@ -1,6 +1,6 @@
 """Averagely and AveragelyByCircle: each topic separately, as evenly as counts allow.
 
-They correspond to the reference's AVG and AVG_BY_CIRCLE.
+They are AVG and AVG_BY_CIRCLE of RocketMQ's Java client.
 """
 
 from bisect import bisect_right

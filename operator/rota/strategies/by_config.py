@@ -1,7 +1,7 @@
 """ByConfig: queues named per member.
 
-The reference's CONFIG gives one list to all members, which is not an assignment; only `allocate` still returns
-such a list.
+CONFIG of RocketMQ's client gives one list to all members, which is not an assignment: only `allocate` still returns
+such a list, for a comparison with that client.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""ByMachineRoom: only queues of brokers named `room@broker` in the given rooms. The reference's MACHINE_ROOM."""
+"""ByMachineRoom: only queues of brokers named `room@broker` in the given rooms; MACHINE_ROOM of RocketMQ's client."""
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby

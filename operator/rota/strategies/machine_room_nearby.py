@@ -1,4 +1,4 @@
-"""MachineRoomNearby: queues go to members in the same room first. The reference's MACHINE_ROOM_NEARBY."""
+"""MachineRoomNearby: queues go to members in the same room first; MACHINE_ROOM_NEARBY of RocketMQ's client."""
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -112,7 +112,7 @@ class RocketMQConsumer:
             wait_seconds=wait_seconds,
             commit_offset=commit_offset,
         )
-        response = await self._client.call(queue.broker, request, wait_seconds + PULL_MARGIN_SECONDS)
+        response = await self._client.call(queue.broker, request, seconds=wait_seconds + PULL_MARGIN_SECONDS)
         if response.code == ResponseCode.INVALID_PARAMETER:
             raise NotFoundError(f"There is no queue {queue}: {remark_of(response)}")
         if response.code not in _PULL_CODES:

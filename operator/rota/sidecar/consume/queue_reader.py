@@ -41,7 +41,8 @@ class QueueReader:
         self._host = host
         self._committer = OffsetCommitter(source, on_skipped=self._restart_pull)
         self._requests = LeaseRequests(source, self._committer)
-        self._puller = QueuePuller(source, self._committer, self._requests, self, partial(host.offer, self))
+        offer = partial(host.offer, self)
+        self._puller = QueuePuller(source, self._committer, self._requests, memory=self, offer=offer)
         self.pull_status = self._puller.status
 
     def run_command(self, command: Command) -> None:
