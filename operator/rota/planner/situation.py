@@ -84,10 +84,10 @@ class Situation:
         """Return the owners by the present document, or by the one that follows."""
         return self.owners if document is self.document else record.owners_of(document)
 
-    def idle_members(self, document: Assignment) -> list[str]:
-        """Return the names of the members that share the queues and own none by this document."""
+    def idle_members(self, document: Assignment) -> list[Holder]:
+        """Return the members that share the queues and own none by this document."""
         owners = set(self.owners_by(document).values())
-        return [pod.name for pod in self.counted_pods if pod.holder not in owners]
+        return [pod.holder for pod in self.counted_pods if pod.holder not in owners]
 
     def unowned_queues(self, document: Assignment) -> list[Queue]:
         """Return the queues that no member consumes: they have no owner, and are not being released.

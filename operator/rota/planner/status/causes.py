@@ -49,7 +49,7 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
         _cause_by_leavers(situation)
         or _cause_by_unmanaged(situation)
         or _cause_by_queues(situation)
-        or _cause_by_joiners(situation)
+        or _cause_by_joiners(situation, draft)
         or _cause_by_rules(situation, draft)
     )
 
@@ -109,8 +109,17 @@ def _topics_of(queues: Iterable[Queue]) -> set[str]:
     return {queue.topic for queue in queues}
 
 
-def _cause_by_joiners(situation: Situation) -> Finding | None:
-    names = situation.idle_members(situation.document)
+def _cause_by_joiners(situation: Situation, draft: Draft) -> Finding | None:
+    """Return the cause if members without queues are new, or get queues now; others were idle before the change."""
+    if draft.strategy != situation.document.strategy:
+        return None  # an idle member may get queues by the other strategy
+    document = situation.document
+    next_owners = {decision.next_owner for decision in draft.decisions}
+    names = [
+        holder.name
+        for holder in situation.idle_members(document)
+        if holder in next_owners or holder not in document.entry_holders
+    ]
     return _members_cause(Reason.MEMBER_JOINED, names) if names else None
 
 

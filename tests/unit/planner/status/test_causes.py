@@ -14,6 +14,7 @@ from rota.timestamps import format_time
 Q = [Queue("orders", "a", number) for number in range(6)]
 RETRY = "%RETRY%orders"
 THREE_MEMBERS = a_document(members={"m1": Q[:2], "m2": Q[2:4], "m3": Q[4:6]})
+WITH_IDLE = a_document(members={"m1": Q[:1], "m2": Q[1:2], "m3": Q[2:3], "m4": []}, strategy="Sticky")
 JOINER = a_pod("m4", a_report("m4", 5))
 CONSUMERS = ("10.0.0.9@1",)
 
@@ -82,6 +83,21 @@ def test_rebalance_reason_while_unmanaged_consumers_are_present(
     document: Assignment, changed: dict[str, Any], reason: str
 ) -> None:
     assert reason_with_unmanaged(document, **changed)[0] == reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"policy": a_policy(strategy="Balanced")}, "PolicyChanged"),
+        ({"desired_settings": '{"a": 1}'}, "SettingsChanged"),
+        ({"pods": (*obeying(WITH_IDLE), a_pod("m5", a_report("m5", 5)))}, "MemberJoined"),
+    ],
+    ids=["strategy", "settings", "another member"],
+)
+def test_rebalance_reason_is_not_a_member_that_was_idle_before(changed: dict[str, Any], reason: str) -> None:
+    snapshot = {"views": {"orders": a_view(3)}, "policy": a_policy(strategy="Sticky")}
+    new_plan = planned(WITH_IDLE, **snapshot | changed)
+    assert reason_of(new_plan)[0] == reason
 
 
 @pytest.mark.parametrize(("heavier", "reason"), [((), "MemberJoined"), ((Q[1],), "LoadShifted")])
