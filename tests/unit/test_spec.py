@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from rota.spec import InvalidSpecError, PolicySpec, parse_group, parse_policy
+from rota.spec.rules import policy_mistakes
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MINIMAL_SPEC: dict[str, Any] = {
@@ -173,6 +175,12 @@ def test_spec_of_a_policy_with_a_mistake_is_rejected_with_a_sentence_naming_the_
 ) -> None:
     with pytest.raises(InvalidSpecError, match=f"^{sentence}"):
         parse_policy({"spec": spec})
+
+
+def test_spec_with_an_invalid_range_of_ids_has_one_mistake_although_the_range_also_overlaps() -> None:
+    policy = msgspec.convert(by_config("0-9", "5-1"), PolicySpec)
+    (mistake,) = policy_mistakes(policy)
+    assert "members[1].queues[0].ids '5-1' is not valid" in mistake
 
 
 def test_spec_group_name_at_the_broker_defaults_to_the_objects_name() -> None:

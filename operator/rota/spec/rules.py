@@ -104,6 +104,7 @@ def _by_config_mistakes(options: "StrategyOptions") -> Iterator[str]:
                 if not first <= last < MAX_QUEUES_PER_BROKER:
                     form = f"write ids as 0-3,7, each below {MAX_QUEUES_PER_BROKER}"
                     yield f"{span.path} {queues.ids!r} is not valid: {form}"
+                    continue
                 spans.append(span)
     yield from _overlap_mistakes(sorted(spans))
 
