@@ -32,11 +32,11 @@ def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Find
     findings = [*situation.snapshot.problems]
     if draft.problem:
         findings.append(draft.problem)
-    findings += _member_problems(situation, {finding.reason for finding in findings})
     if situation.subscribed.missing_metadata:
         names = join_names(situation.subscribed.missing_metadata)
         message = f"The broker returned no metadata of {names}; the present assignment stays in force"
         findings.append(Finding(Reason.BROKER_METADATA_UNAVAILABLE, message))
+    findings += _member_problems(situation, {finding.reason for finding in findings})
     if situation.queues and not situation.counted_members and not start_seconds_left(situation):
         findings.append(Finding(Reason.NO_MEMBERS, _describe_no_members(situation)))
     elif unowned and situation.counted_members:
@@ -67,7 +67,7 @@ def idle_problem(situation: Situation, idle: int) -> Finding:
 
 def start_seconds_left(situation: Situation) -> float:
     """Return for how many seconds more a new group may be without a member, while its pods start."""
-    if situation.document.begun:  # the group is not new
+    if situation.document.begun:  # members have been given queues before, so the group is not new
         return 0.0
     if situation.snapshot.unmanaged_consumers:  # they own all queues
         return 0.0
@@ -112,7 +112,7 @@ def _describe_no_members(situation: Situation) -> str:
         if obstacles:
             return f"No member can consume {queues}: {obstacles}"
         return f"The group has no member to consume {queues}"
-    # Pods that are OUT stay owners on record while no member can take their queues over.
+    # Pods in the state OUT stay owners in the assignment, because there is no member to take their queues over.
     names = join_names([pod.name for pod in out])
     missed = sorted(set().union(*(pod.report.missed_brokers for pod in out if pod.report)))
     verb = "is" if len(out) == 1 else "are"

@@ -64,6 +64,14 @@ def test_condition_has_the_present_reason_for_a_problem_of_an_earlier_sidecar() 
     assert findings == [Finding(reason, "m1: As the sidecar says") for reason in reasons.values()]
 
 
+def test_condition_names_missing_metadata_before_the_problems_of_members() -> None:
+    new_plan = planned(*pods(m1={"AppNotListening": NO_LISTENER}), views={"orders": None})
+    reasons = [finding.reason for finding in troubles(new_plan)]
+    assert reasons == [Reason.BROKER_METADATA_UNAVAILABLE, Reason.APP_NOT_LISTENING]
+    degraded = next(condition for condition in new_plan.status["conditions"] if condition["type"] == "Degraded")
+    assert degraded["reason"] == "BrokerMetadataUnavailable"
+
+
 def test_condition_reports_a_problem_of_several_members_once_with_their_names() -> None:
     member_problems = {"AppNotListening": NO_LISTENER}
     assert troubles(planned(*pods(m1=member_problems, m2={"AppNotListening": "another sentence"}))) == [
