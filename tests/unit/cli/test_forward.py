@@ -19,7 +19,8 @@ from click.testing import CliRunner, Result
 from ground.keys import Authority
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.cli import main
-from rota.cli.client import leader_connection
+from rota.cli.client import forward, leader_connection
+from rota.cli.client.requests import InvalidResponseError
 from rota.cli.client.watch import Target
 from rota.cli.commands import page
 from rota.http_server import listen
@@ -233,6 +234,23 @@ async def test_cli_shows_a_renewed_certificate_of_an_exec_plugin_and_completes_r
         assert set(operator.users) == {"alice", "bob"}
         operator.may_answer.set()
         assert await stream == (200, b"{}")
+
+
+@pytest.mark.usefixtures("operator")
+async def test_cli_connects_again_after_the_port_for_another_leader_could_not_be_opened(
+    api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leader_connection.connect_through_cluster(
+        "rota-system", "rota", LoginOptions(prefers_kubeconfig=True)
+    ) as send:
+        assert (await send("/v1/groups", {}))[0] == 200
+        api.leader = "rota-1"
+        with monkeypatch.context() as patch:
+            patch.setattr(forward, "LOOPBACK_ADDRESS", "192.0.2.1")  # not an address of this machine
+            with pytest.raises(InvalidResponseError, match=r"^No port of this machine .* to pod rota-1: .*; try again"):
+                await send("/v1/groups", {})
+        api.leader = "rota-0"
+        assert (await send("/v1/groups", {}))[0] == 200
 
 
 @pytest.mark.usefixtures("operator")

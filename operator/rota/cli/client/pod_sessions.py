@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import MappingProxyType
-from typing import Self
+from typing import NamedTuple, Self
 
 import aiohttp
 from yarl import URL
@@ -20,6 +20,14 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 READ_TIMEOUT_SECONDS = 60.0  # the page receives events at least every 15 s
 
 
+class PodConnection(NamedTuple):
+    """A forwarded port of a pod, and the session for requests through it."""
+
+    pod: str
+    forward: PortForward
+    session: RenewedSession
+
+
 class PodSessions:
     """A connection to the leading pod from the first request on; it is replaced when another pod leads.
 
@@ -32,9 +40,7 @@ class PodSessions:
         self._login = login
         self._namespace = namespace
         self._exit_stack = AsyncExitStack()
-        self._port_forward: PortForward | None = None
-        self._session: RenewedSession | None = None
-        self._connected_pod = ""
+        self._connection: PodConnection | None = None
         self._connect_lock = asyncio.Lock()  # requests of `rota page` arrive concurrently
 
     async def __aenter__(self) -> Self:
@@ -59,27 +65,36 @@ class PodSessions:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; if `is_secure`, over TLS and with the user's credentials."""
         async with self._connect_lock:
-            forward, renewed_session = await self._connect(pod)
+            connection = await self._connect(pod)
+        forward = connection.forward
         origin = f"{'https' if is_secure else 'http'}://{LOOPBACK_ADDRESS}:{forward.local_port}"
         url = URL(f"{origin}{path_and_query}", encoded=True)
         all_headers = {**headers, **(self._login.headers if is_secure else {})}
         try:
-            async with renewed_session.request("GET", url, headers=all_headers, allow_redirects=False) as (_, response):
+            request = connection.session.request("GET", url, headers=all_headers, allow_redirects=False)
+            async with request as (_, response):
                 yield response
         # RuntimeError: the session was closed, because another request connected to the next leader.
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:
             problem = forward.problem or describe_failure(error)
             raise NoConnectionError(describe_forward_failure(problem, self._namespace, pod)) from None
 
-    async def _connect(self, pod: str) -> tuple[PortForward, RenewedSession]:
-        if self._port_forward is None or self._session is None or self._connected_pod != pod:
-            await self._exit_stack.aclose()
-            connection = forward_port(self._api, self._namespace, pod, OPERATOR_PORT)
-            self._port_forward = await self._exit_stack.enter_async_context(connection)
-            self._session = RenewedSession(self._login, self._open_session)
-            self._exit_stack.push_async_callback(self._session.close)
-            self._connected_pod = pod
-        return self._port_forward, self._session
+    async def _connect(self, pod: str) -> PodConnection:
+        """Return the connection to a pod, after closing the one to another pod; NoConnectionError without a port."""
+        if self._connection and self._connection.pod == pod:
+            return self._connection
+        self._connection = None  # before it is closed: if the next steps fail, the next request connects again
+        await self._exit_stack.aclose()
+        try:
+            forwarding = forward_port(self._api, self._namespace, pod, OPERATOR_PORT)
+            forward = await self._exit_stack.enter_async_context(forwarding)
+        except OSError as error:
+            problem = f"No port of this machine can be forwarded to pod {pod}: {error.strerror or error}; try again"
+            raise NoConnectionError(problem) from None
+        session = RenewedSession(self._login, self._open_session)
+        self._exit_stack.push_async_callback(session.close)
+        self._connection = PodConnection(pod, forward, session)
+        return self._connection
 
     def _open_session(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(ssl=self._login.pod_context())
