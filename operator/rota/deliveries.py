@@ -28,7 +28,7 @@ class DeliveryOutcome(StrEnum):
     REDIRECTED = "3xx"
     CLIENT_ERROR = "4xx"
     NOT_FOUND = "404"
-    REJECTED = "422"  # the app sends the message to the dead-letter topic
+    UNPROCESSABLE = "422"  # the message goes to the dead letters; a message that is rejected otherwise comes again
     SERVER_ERROR = "5xx"
     OTHER = "other"  # another status, or an outcome that only the sidecar's version knows
     NACK = "nack"  # the pulling app refused the message
@@ -40,7 +40,7 @@ class DeliveryOutcome(StrEnum):
 # The app was not reached: no attempt is counted; AppNotListening and AppPathNotFound report this.
 APP_UNREACHED_OUTCOMES = frozenset({DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND})
 
-_OUTCOME_BY_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.REJECTED}
+_OUTCOME_BY_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.UNPROCESSABLE}
 _OUTCOME_BY_STATUS_CLASS = {
     2: DeliveryOutcome.DONE,
     3: DeliveryOutcome.REDIRECTED,

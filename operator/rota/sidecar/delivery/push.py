@@ -54,7 +54,7 @@ class PushOutcome(StrEnum):
 
 _OUTCOME_BY_RESPONSE = {  # any other response means RETRY
     DeliveryOutcome.DONE: PushOutcome.DONE,
-    DeliveryOutcome.REJECTED: PushOutcome.DEAD_LETTER,
+    DeliveryOutcome.UNPROCESSABLE: PushOutcome.DEAD_LETTER,
     DeliveryOutcome.NOT_FOUND: PushOutcome.NOT_FOUND,
     DeliveryOutcome.REFUSED: PushOutcome.APP_AWAY,
 }
@@ -208,7 +208,7 @@ class PushDelivery:
 
     def _count_response(self, batch: Batch, attempts: Attempts, response: AppResponse) -> None:
         """Count a response; not the rejection of a batch, whose messages are posted again one by one."""
-        if response.outcome is DeliveryOutcome.REJECTED and len(attempts) > 1:
+        if response.outcome is DeliveryOutcome.UNPROCESSABLE and len(attempts) > 1:
             return
         now = self._host.now()
         counts = self._host.delivery_counts

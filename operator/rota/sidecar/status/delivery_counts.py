@@ -24,7 +24,7 @@ from rota.delivery_totals import DeliveryTotals
 from rota.model import Queue, single_line
 from rota.sidecar.member.window import QueueWindow
 
-DELIVERY_PAGE_QUEUES = 200  # with topics and messages less than 256 KiB, for names of any length
+DELIVERY_PAGE_QUEUES = 200  # a page, with its topics and messages, stays below 256 KiB, for names of any length
 TOPICS_IN_PAGE = 10
 MESSAGES_IN_PAGE = 10
 FAILED_ATTEMPTS = 3  # a message with at least this many attempts is listed
@@ -76,7 +76,7 @@ class DeliveryCounts:
         if outcome in APP_UNREACHED_OUTCOMES:
             return
         counts.first_attempts += sum(attempt == 1 for _, attempt in attempts)
-        if self._failed and outcome in {DeliveryOutcome.DONE, DeliveryOutcome.REJECTED}:
+        if self._failed and outcome in {DeliveryOutcome.DONE, DeliveryOutcome.UNPROCESSABLE}:
             for message, _ in attempts:
                 self._failed.pop(_short_id(message), None)
         if outcome is not DeliveryOutcome.DONE:
@@ -86,9 +86,9 @@ class DeliveryCounts:
     def _remember_failures(
         self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppResponse, now: float
     ) -> None:
-        """Remember messages that failed often; not rejected ones, which have no further attempt."""
+        """Remember messages that failed often; not those that become dead letters, which have no further attempt."""
         for message, attempt in attempts:
-            if attempt >= FAILED_ATTEMPTS and answer.outcome is not DeliveryOutcome.REJECTED:
+            if attempt >= FAILED_ATTEMPTS and answer.outcome is not DeliveryOutcome.UNPROCESSABLE:
                 name = _short_id(message)
                 self._failed.pop(name, None)
                 failing = FailingMessage(
