@@ -242,7 +242,7 @@ class Clock:
 async def advance_clock(memory: MemoryCluster, clock: Clock, seconds: float) -> None:
     """Advance the cluster's clock, and deliver the messages that were delayed until then."""
     clock.now += seconds
-    await memory.check_reachable(BROKER)
+    await memory.simulate_request(BROKER)
 
 
 @asynccontextmanager

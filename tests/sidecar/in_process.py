@@ -162,7 +162,7 @@ class ProcessMember:
     async def advance_clock(self, seconds: float) -> None:
         """Advance the cluster's clock, and deliver the messages that were delayed until then."""
         self.clock.ahead += seconds
-        await self.memory.check_reachable(BROKER)
+        await self.memory.simulate_request(BROKER)
 
     async def wait_for_messages(self, queue: Queue) -> Sequence[Message]:
         """Return the messages of a queue, once it has any."""

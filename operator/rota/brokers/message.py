@@ -12,7 +12,7 @@ MESSAGE_OVERHEAD_BYTES = 1536  # memory of a message without its body: measured 
 ORDINARY_PROPERTIES = 8  # number of properties that the overhead includes
 ORDINARY_TEXT_BYTES = 512  # bytes of property names and values that the overhead includes
 PROPERTY_BYTES = 176  # memory of each further property without its text; up to 161 bytes were measured
-# Memory of the properties of a batch and of one of its messages, if each are 64 KiB of the shortest properties.
+# Upper limit: memory of the properties of a batch and of one of its messages, if each are 64 KiB of the shortest ones.
 MAX_PROPERTIES_BYTES = 6 * MEBIBYTE
 MAX_CHARACTER_BYTES = 4  # one character outside the BMP widens every character of its text to 4 bytes
 MAX_ESCAPE_BYTES = 6  # bytes of one escaped character in JSON or in a header, such as \u0003
@@ -35,7 +35,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def variable_bytes(self) -> int:
-        """The memory that the message takes beyond the overhead of every message."""
+        """The memory of the message beyond MESSAGE_OVERHEAD_BYTES: its body, and properties beyond ordinary ones."""
         return len(self.body) + self.properties_bytes
 
     @property
@@ -80,7 +80,10 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else MAX_CHARACTER_BYTES * len(text)
 
 
-def properties_bytes_of(number: int, text_bytes: int) -> int:
-    """Return the memory of properties beyond the ordinary ones that MESSAGE_OVERHEAD_BYTES includes."""
+def properties_bytes_of(number: int, size: int) -> int:
+    """Return the memory of properties beyond the ordinary ones that MESSAGE_OVERHEAD_BYTES includes.
+
+    `number` is that of the properties, `size` the bytes of their names and values (`text_bytes`).
+    """
     further = max(0, number - ORDINARY_PROPERTIES)
-    return further * PROPERTY_BYTES + max(0, text_bytes - ORDINARY_TEXT_BYTES)
+    return further * PROPERTY_BYTES + max(0, size - ORDINARY_TEXT_BYTES)

@@ -48,7 +48,7 @@ class MemoryCluster:
 
     async def create_topic(self, topic: str, broker: str, queues: int) -> None:
         """Create a topic on a broker, or add queues to it."""
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         self.store.create_queues(topic, broker, queues)
         for member in chain.from_iterable(self.groups.members.values()):
             self.create_retry_queues(member)
@@ -60,14 +60,14 @@ class MemoryCluster:
 
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
         """Create a group on a broker, or change the named fields of its `BrokerGroupSettings`."""
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         self.groups.update_settings(group, broker, changed)
 
     async def reset_offsets(
         self, group: str, topic: str, broker: str, timestamp: float | None = None
     ) -> dict[Queue, int]:
         """Reset a group's offsets to a time, or to the end; return them. Until the next pull, commits are ignored."""
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         self.groups.require_settings(group, broker, create=False)
         offsets = {queue: self.store.find_offset(queue, timestamp) for queue in self.require_topic(topic, broker)}
         self.groups.reset_offsets(group, offsets)
@@ -76,7 +76,7 @@ class MemoryCluster:
     # `Brokers`.
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
-        await self.check_reachable(NAME_SERVER)
+        await self.simulate_request(NAME_SERVER)
         if queues := self.store.logs_of(topic):
             return tuple(sorted(queues))
         raise NotFoundError(f"There is no topic {topic}")
@@ -85,7 +85,7 @@ class MemoryCluster:
         return Counter([queue.broker for queue in await self.queues(topic)])
 
     async def broker_names(self) -> tuple[str, ...]:
-        await self.check_reachable(NAME_SERVER)
+        await self.simulate_request(NAME_SERVER)
         return tuple(sorted(self._brokers))
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
@@ -93,13 +93,13 @@ class MemoryCluster:
         return frozenset(f"{name}@{id(self):x}" for name in self._brokers if name in brokers)
 
     async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         online = self._online(group, broker)
         return tuple(OnlineConsumer(member.client_id, address=BROKER, language="PYTHON") for member in online)
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         """Return the settings of an online consumer; raise `RejectedError` if it is not online."""
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         for member in self._online(group, broker):
             if member.client_id == client_id:
                 subscriptions = sorted(member.subscriptions_by_topic.values(), key=lambda sub: sub.topic)
@@ -108,12 +108,12 @@ class MemoryCluster:
         raise RejectedError(f"{client_id} is not online in {group}")
 
     async def group_settings(self, group: str, broker: str) -> BrokerGroupSettings:
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         return self.groups.require_settings(group, broker)
 
     async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
         """Return a group's offsets in a broker's queues; while members are online, of subscribed topics only."""
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         committed = self.groups.committed_offsets[group]
         pulled = self.groups.pulled_offsets[group]
         requested = {*topics} or {queue.topic for queue in committed}  # by default all with a committed offset
@@ -134,7 +134,7 @@ class MemoryCluster:
         return offsets
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
-        await self.check_reachable(queue.broker)
+        await self.simulate_request(queue.broker)
         return self.groups.committed_offsets[group].get(queue)
 
     async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
@@ -142,7 +142,7 @@ class MemoryCluster:
         return self.store.find_offset(queue, timestamp)
 
     async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
-        await self.check_reachable(broker)
+        await self.simulate_request(broker)
         min_offsets = self.store.min_offsets
         logs = self.require_topic(topic, broker).items()
         return {queue: OffsetRange(min_offsets[queue], len(log), _stored_at(log[-1:])) for queue, log in logs}
@@ -152,7 +152,7 @@ class MemoryCluster:
         failed = []
         for queue in queues:
             try:
-                await self.check_reachable(queue.broker)
+                await self.simulate_request(queue.broker)
             except UnreachableError as error:  # continue with the other brokers
                 failed.append(error)
             else:
@@ -182,8 +182,8 @@ class MemoryCluster:
 
     # Shared with `MemoryConsumer`.
 
-    async def check_reachable(self, name: str) -> None:
-        """Raise `UnreachableError` if a broker or the name server is down; deliver due delayed messages."""
+    async def simulate_request(self, name: str) -> None:
+        """Do what each request does: raise `UnreachableError` if the server is down, and deliver due messages."""
         await asyncio.sleep(0)  # let other tasks run, as a network request would
         if name in self._down or name not in {*self._brokers, NAME_SERVER}:
             raise UnreachableError(f"{name} cannot be reached")
@@ -191,7 +191,7 @@ class MemoryCluster:
 
     async def messages_of(self, queue: Queue) -> list[Message]:
         """Return the messages of a queue, indexed by offset; raise `NotFoundError` if the queue does not exist."""
-        await self.check_reachable(queue.broker)
+        await self.simulate_request(queue.broker)
         log = self.store.logs_of(queue.topic).get(queue)
         if log is None:
             raise NotFoundError(f"There is no queue {queue}")

@@ -79,12 +79,12 @@ class MemoryConsumer:
         self._check_not_left()
         return await self._cluster.messages_of(queue)
 
-    async def _check_reachable(self, broker: str) -> None:
+    async def _simulate_request(self, broker: str) -> None:
         self._check_not_left()
-        await self._cluster.check_reachable(broker)
+        await self._cluster.simulate_request(broker)
 
     async def _check_topics(self) -> None:
-        await self._check_reachable(NAME_SERVER)
+        await self._simulate_request(NAME_SERVER)
         if not self._store.brokers_of(self._subscriptions):
             await self._cluster.queues(next(iter(self._subscriptions)))  # raises the reason
 
@@ -160,7 +160,7 @@ class MemoryConsumer:
         return PullResult(tuple(messages), at, min_offset, len(log))
 
     async def ping_broker(self, broker: str) -> None:
-        await self._check_reachable(broker)
+        await self._simulate_request(broker)
 
     async def send_back(self, message: Message, *, delay_level: int = RETRY_LEVEL, max_attempts: int = 16) -> None:
         broker = message.queue.broker
@@ -190,7 +190,7 @@ class MemoryConsumer:
         """Commit an offset for the group; like a real broker, accept it from any client."""
         if offset < 0:
             raise ValueError(f"Offset {offset} cannot be committed for {queue}")
-        await self._check_reachable(queue.broker)
+        await self._simulate_request(queue.broker)
         # Check the topic only: the queue may have left the topic.
         self._cluster.require_topic(queue.topic, queue.broker)
         self._groups.require_settings(self._group, queue.broker, create=False)
@@ -208,9 +208,9 @@ class MemoryConsumer:
         return self._store.find_offset(queue, timestamp)
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
-        await self._check_reachable(one_broker(queues))
+        await self._simulate_request(one_broker(queues))
         return self._groups.lock(self._group, self._member.client_id, queues)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
-        await self._check_reachable(one_broker(queues))
+        await self._simulate_request(one_broker(queues))
         await self._cluster.unlock(self._group, self._member.client_id, queues)

@@ -23,7 +23,7 @@ SMALL_PIECE_BYTES = 1024  # received pieces below this are joined at once: each 
 # Bits of the flag.
 _RESPONSE = 1
 _ONE_WAY = 2
-# Serializations of the header.
+# The header's serialization.
 _JSON = 0
 _BINARY = 1
 # By their number in a binary header.
@@ -33,7 +33,7 @@ _LANGUAGES = (
 )  # fmt: skip
 _TOTAL = struct.Struct(">I")
 _START = struct.Struct(">II")  # total; serialization (high byte; JSON is 0) and header length
-_KIND_AT = 4  # where the serialization is in a frame
+_SERIALIZATION_AT = 4  # where the serialization is in a frame
 _HEADER_LENGTH_AT = 5
 _HEAD = struct.Struct(">hBhii")  # of a binary header: code, language, version, opaque, flag
 _SHORT = struct.Struct(">h")
@@ -131,12 +131,12 @@ class Decoder:
         at = 0
         while (size := _size(data, at)) and at + size <= len(data):
             start = at + _START.size
-            kind = data[at + _KIND_AT]
+            serialization = data[at + _SERIALIZATION_AT]
             length = int.from_bytes(data[at + _HEADER_LENGTH_AT : start])
             at += size
             header = data[start : start + length]
             body = data[start + length : at]
-            yield _from_json(header, body) if kind == _JSON else _from_binary(header, body)
+            yield _from_json(header, body) if serialization == _JSON else _from_binary(header, body)
         self._pieces = [data[at:]]
         self._buffered_bytes = len(data) - at
         self._frame_bytes = size  # of the frame that `feed` could not complete
@@ -165,11 +165,11 @@ def _size(data: bytes, at: int) -> int:
         raise MalformedFrameError(problem)
     if len(data) < at + _START.size:
         return 0
-    kind = data[at + _KIND_AT]
+    serialization = data[at + _SERIALIZATION_AT]
     length = int.from_bytes(data[at + _HEADER_LENGTH_AT : at + _START.size])
-    if kind not in {_JSON, _BINARY}:
-        problem = f"A frame's header has the unknown encoding {kind}; supported are 0 (JSON) and 1 (binary)"
-        raise MalformedFrameError(problem)
+    if serialization not in {_JSON, _BINARY}:
+        supported = "supported are 0 (JSON) and 1 (binary)"
+        raise MalformedFrameError(f"A frame's header has the unknown serialization {serialization}; {supported}")
     if _START.size + length > size:
         raise MalformedFrameError(f"A frame of {size:,} bytes declares a header of {length:,} bytes")
     return size

@@ -187,7 +187,7 @@ BAD_FRAMES = {
     "HTTP": (b"HTTP/1.1 400 Bad Request", "declares a length of"),
     "another serialization": (
         b"\x00\x00\x00\x10\x02\x00\x00\x02",
-        r"unknown encoding 2; supported are 0 \(JSON\) and 1 \(binary\)",
+        r"unknown serialization 2; supported are 0 \(JSON\) and 1 \(binary\)",
     ),
     "header over the frame": (b"\x00\x00\x00\x10\x00\x00\x00\x0d", "of 20 bytes declares a header of 13 bytes"),
     "no header": (b"\x00\x00\x00\x04\x00\x00\x00\x00", "JSON header cannot be decoded"),
