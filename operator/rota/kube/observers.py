@@ -54,15 +54,18 @@ class Observers:
     def on_reconciled(self, result: ReconcileResult) -> None:
         """Publish the result of a group's reconcile."""
         key = (result.group.namespace, result.group.name)
-        changes = self._metrics.record_reconcile(result, loop_time())
+        rebalance_change = self._metrics.record_reconcile(result, loop_time())
         journal_records = self._journal_recorder.build_records(
-            result, changes, self._controller.wall_time(), lambda: self._controller.reconciler.snapshot(result.group)
+            result,
+            rebalance_change,
+            self._controller.wall_time(),
+            lambda: self._controller.reconciler.snapshot(result.group),
         )
         records = [*result.plan.journal_records, *journal_records]
         self._journal.write(records)
         rebalance_started_at = result.plan.status.get("lastRebalance", {}).get("at", "")
         self._change_log.write(key, records, rebalance_started_at)
-        self._trace_exporter.export(key, changes)
+        self._trace_exporter.export(key, rebalance_change)
         self._broadcaster.publish(key)
 
     def on_lag_polled(self, groups: Collection[ObjectKey]) -> None:

@@ -47,7 +47,7 @@ class RouteWatcher:
 
     @property
     def interests_within_quota(self) -> Mapping[ObjectKey, TopicInterest]:
-        """The interests of the groups that are within the queue quota."""
+        """The interests of the groups that are within the quota of queues for all groups (`QueueQuota`)."""
         return self._within_quota
 
     @property
@@ -103,7 +103,11 @@ class RouteWatcher:
                 _log.exception("Polling brokers failed unexpectedly")
 
     async def poll_group(self, key: ObjectKey) -> None:
-        """Poll routes and online consumers of one group now; the caller reports a change of its consumers."""
+        """Poll routes and online consumers of one group now.
+
+        A change of its consumers is left to the caller: the reconcile that polls (`BrokerRegistry.poll_group`) reads it
+        afterwards, and `BrokerRegistry.update_group`, which polls after a change of the spec, reports it.
+        """
         if interest := self._interests.get(key):
             await asyncio.gather(*map(self._poll_topic, interest.consumed_topics))
             await self._poll_group_consumers(key, interest)
@@ -170,7 +174,10 @@ class RouteWatcher:
         return self._consumers.get(key, OnlineConsumers())
 
     def state_of(self, key: ObjectKey, now: float, member_suffixes: Collection[str]) -> BrokerState:
-        """Return a group's state at its brokers; `member_suffixes` are those of its members' client ids."""
+        """Return a group's state at its brokers; `member_suffixes` are those of its members' client ids.
+
+        A client id begins with the pod's address, which may change or be unknown, so members are matched by the suffix.
+        """
         interest = self._interests.get(key)
         if interest is None:
             return BrokerState()

@@ -8,7 +8,6 @@ from rota.brokers.port import BrokerGroupSettings, OnlineConsumer
 from rota.deliveries import describe_message
 from rota.documents import Assignment
 from rota.kube.brokers.lag import lag_totals
-from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG
 from rota.kube.http import schema
 from rota.kube.state import rebalance
 from rota.kube.state.pod_state import client_id
@@ -134,7 +133,7 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
         has_current_settings = report is not None and report.settings == current_digest
         client = consumers.get(client_id(pod))
         state_before_plan = "Ready" if pod.ready else "Joining"
-        rates = [facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG).consumed_rate for queue in queues]
+        rates = [facts.lag.queue_lag(queue).consumed_rate for queue in queues]
         members.append(
             schema.MemberInfo(
                 name=name,
@@ -213,7 +212,7 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
     queues = []
     for queue in sorted(states.keys() | set().union(*queues_by_topic)):
         release = releasing.get(queue)
-        queue_lag = facts.lag.queues.get(queue, UNKNOWN_QUEUE_LAG)
+        queue_lag = facts.lag.queue_lag(queue)
         topic = topics.get(queue.topic)
         queues.append(
             schema.QueueDetail(

@@ -1,7 +1,8 @@
 """Writer of a group's assignment to its ConfigMap; it also resolves writes without a response.
 
-If a response is lost, only the ConfigMap shows whether the document was stored. The operator reads it again, and then
-follows up the plan with the stored document.
+A plan is followed up after its write: its pods are poked, its status, Events and journal records are published. None of
+this may happen for a document that was not stored. If a response is lost, only the ConfigMap shows whether the document
+was stored. The operator reads it again, and then follows up the plan with the stored document.
 """
 
 from collections import deque

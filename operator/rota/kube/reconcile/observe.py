@@ -95,7 +95,7 @@ class GroupStateReader:
         await self._read_unwatched_pods(group)
         if group.pods.surplus and group.pods.has_capacity:  # members have ended, so surplus pods can replace them
             await self._list_pods(group)
-        await self.topology.load_nodes(group)
+        await self.topology.load_nodes(group)  # their labels may name the machine rooms of pods
         group.forget_deleted_pods()
 
     async def refetch_state(self, group: Group) -> None:
@@ -159,11 +159,12 @@ class GroupStateReader:
         group.pods.verify_ended = ()
 
     async def _poll_deleted(self, group: Group, holder: Holder) -> bool:
-        """Poll the sidecar of a deleted pod, as no object shows whether it has ended; return whether it still runs.
+        """Poll the sidecar of a deleted pod, as no object shows whether it has ended; return whether it may still run.
 
-        While it responds, its reports are recorded, it is asked to drain, and no other member gets its queues. If no
-        authenticated response comes for MAX_SILENCE_SECONDS, it counts as ended: that is what the user asserts by
-        deleting a pod by force.
+        It has ended at once if it reports that it is drained, or if its address refuses connections or belongs to
+        another server (`read_if_present` then returns None). Silence alone is no proof: without an authenticated
+        response, it counts as ended only after MAX_SILENCE_SECONDS, which is what the user asserts by deleting a pod by
+        force. Until then its reports are recorded, it is asked to drain, and no other member gets its queues.
         """
         state = group.pods.find_possibly_running(holder)
         if state is None or not state.pod.status.pod_ip:
@@ -176,11 +177,11 @@ class GroupStateReader:
         if response.report or is_too_large:
             state.unauthenticated_since = None
         else:
-            silent_since = response.silent_since
-            # Whether responses are missing or unauthenticated, and even by turns: the first one of them counts.
-            since = min(state.unauthenticated_since or silent_since, state.unreachable_since or silent_since)
-            state.unauthenticated_since = since
-            if loop_time() - since >= MAX_SILENCE_SECONDS:
+            # Responses may be missing and unauthenticated by turns: the first one of either kind counts.
+            unauthenticated_since = state.unauthenticated_since or response.silent_since
+            unreachable_since = state.unreachable_since or response.silent_since
+            state.unauthenticated_since = min(unauthenticated_since, unreachable_since)
+            if loop_time() - state.unauthenticated_since >= MAX_SILENCE_SECONDS:
                 return False
         state.observe_force_deleted(response.report, loop_time(), response.silent_since, response.ignored_reason)
         group.pods.missing.add(holder)  # so that the next reconcile polls it again

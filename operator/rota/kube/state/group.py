@@ -47,11 +47,12 @@ class Group:
         self._parsed_policy: CustomResource | None = None
         self.last_valid_spec: GroupSpec | None = None
         self.pods = GroupPods(name)
+        # The ConfigMap as last seen (`stored_assignment`), and whether it must be read again.
         self.assignment = AssignmentState(namespace, name, assignment_limits or AssignmentLimits(), self.pods)
         self.client_ids = ClientIds(self.pods, self.assignment)
         self.deployment_problems: tuple[Finding, ...] = ()  # problems with the Deployment that the operator runs
         self.rollout = AppliedTemplate()
-        self.key_problems: tuple[Finding, ...] = ()
+        self.key_problems: tuple[Finding, ...] = ()  # why the Secret with the members' keys could not be written
         self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
         self.members_to_poll: frozenset[str] = frozenset()  # by long polls, as the last plan asks
         self.was_observed = False  # whether everything was observed once since this operator began to lead
@@ -79,7 +80,7 @@ class Group:
         """Reset observations and timers: leadership has changed, or the ConsumerGroup was recreated."""
         self.was_observed = False
         self.observation_resets += 1
-        self.assignment.refetched = False
+        self.assignment.refetched = False  # no assignment is rebuilt before everything was read again
         self.assignment.is_outdated = False
         self.rollout = AppliedTemplate()
         self.status_throttle = StatusThrottle()
@@ -105,7 +106,7 @@ class Group:
         self._parsed_body = body
         self._parsed_policy = policy
         self.last_valid_spec = self.resolved_spec.spec or self.last_valid_spec
-        if self.assignment.early_config_map:
+        if self.assignment.early_config_map:  # its ConfigMap arrived before its ConsumerGroup
             self.set_assignment(self.assignment.early_config_map)
             self.assignment.early_config_map = None
 
@@ -138,7 +139,7 @@ class Group:
 
     @property
     def stored_assignment(self) -> StoredAssignment:
-        """The stored assignment."""
+        """The ConfigMap as last seen, parsed; it may be outdated (`assignment.is_outdated`)."""
         return self.assignment.stored
 
     @property
@@ -209,7 +210,7 @@ class Group:
             settings=stored.settings,
             settings_age=self.assignment.settings_age(now),
             desired_settings=self.desired_settings,
-            refetched=self.assignment.refetched,
+            refetched=self.assignment.refetched,  # everything, after the assignment was found missing or damaged
             pods=tuple(pods),
             replaced_holders=frozenset(self.pods.replaced),
             deleted_uids=frozenset(self.pods.deleted_uids),

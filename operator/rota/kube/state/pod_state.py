@@ -341,7 +341,7 @@ class GroupPods(dict[str, PodState]):
 
     @property
     def unwatched(self) -> set[Holder]:
-        """Pods that no watch reports, so that each must be read."""
+        """Pods that must each be read: gone from the watch, without the group's label, or doubted by the last plan."""
         unlabelled = {state.pod.holder for state in self.values() if state.lost_label}
         return self.missing | unlabelled | set(self.verify_ended)
 

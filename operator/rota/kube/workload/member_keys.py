@@ -132,7 +132,8 @@ class MemberKeys:
             return keys
         if not may_rotate and self._keys:  # a user has removed the key: the leader generates the next one
             return self._keys
-        # This operator leads, or no operator has ever had a key: write a new key, or drop an expired previous one.
+        # This operator leads, or neither the Secret nor this operator has a key: write a new key, or drop the previous
+        # one once it has expired.
         new_data = _secret_data(keys)
         is_stored = data == new_data or await self._write_secret(secret, new_data)
         return keys if is_stored else None

@@ -58,7 +58,7 @@ class SidecarSpec:
     """Settings of the sidecar of a group's pods."""
 
     image: str
-    drain_timeout: float = 30.0
+    drain_timeout: float = 30.0  # in seconds, for the pod's grace period
     resources: Mapping[str, Any] = field(default_factory=dict)  # empty: the defaults
     credentials_secret: str = ""
     ca_secret: str = ""

@@ -68,7 +68,7 @@ class LagPoller:
 
         `consumed_queues` returns the queues of a group that have a consumer. Brokers do not know the offsets of a
         Broadcasting group: `reported_offsets` returns those of its slowest member. `topic_starts` returns since when
-        topics are consumed: the lag of a group that starts at Latest includes all later messages.
+        topics are consumed: on a queue without a commit, the lag of a group that starts at Latest counts from then on.
         """
         self._brokers = brokers
         self._route_watcher = route_watcher
@@ -90,7 +90,9 @@ class LagPoller:
                 now = asyncio.get_running_loop().time()
                 self._note_routes(now)
                 self._brokers_by_name = brokers_to_keep(self._brokers_by_name, groups_of_broker, now)
-                for name in self._brokers_by_name.keys() - groups_of_broker.keys():  # in no route: keep only samples
+                # A broker that no route lists has no lag. Its samples are kept for KEEP_BROKER_SECONDS: if the broker
+                # comes back, for instance after a restart, lag states and rates do not have to start anew.
+                for name in self._brokers_by_name.keys() - groups_of_broker.keys():
                     self._brokers_by_name[name].lag_by_group = {}
                 for name, groups in groups_of_broker.items():
                     broker = self._brokers_by_name.setdefault(name, PolledBroker(name))
@@ -180,7 +182,9 @@ class LagPoller:
         """Ask one broker about all groups and judge its responses; discard them if it falls silent meanwhile."""
         broker.poll_started_at = asyncio.get_running_loop().time()
         broker.is_away = False
+        # `send_all` sets `is_away` and calls `on_away` when the broker falls silent.
         broker.on_away = partial(self._mark_unknown, broker, groups)
+        # `sample_groups` sets the time of each group that it asks about.
         requested_at = dict.fromkeys(groups, (broker.poll_started_at, time()))
         samples = await self._sampler.sample_groups(broker, groups, requested_at)
         dead_letters = await self._count_dead_letters(broker, groups)

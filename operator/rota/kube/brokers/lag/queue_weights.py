@@ -14,7 +14,7 @@ def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights |
     if not group.resolved_spec.needs_weights:
         return {}
     weights = measure_weights(broker, lag.incoming_rates, RETRY_TOPIC_PREFIX + group.consumer_group)
-    if weights is not None:
+    if weights is not None:  # the filter compares the loads of members, so it needs the queues' owners
         weights = filter_noise(group.queue_weights, weights, group.stored_assignment.owners)
         group.queue_weights = weights
     return weights
