@@ -190,6 +190,7 @@ def _checksum_matches(plain: bytes, fields: Mapping[str, msgspec.Raw]) -> bool:
         checksum = body.pop("sum", None)
         return bool(checksum == _checksum(body))
     checksum = msgspec.json.decode(fields["sum"], type=str) if "sum" in fields else ""
+    # The text ends as …,"strategy":"Sticky","sum":"9f…"} or, with fields of later versions, …,"sum":"9f…","tags":[]}.
     entry = f'"sum":"{checksum}"'.encode()
     is_last = entry + b"," not in plain  # then the comma to remove is the one before it
     body_text = plain.replace(b"," + entry if is_last else entry + b",", b"", 1)

@@ -107,7 +107,8 @@ class Situation:
         """Return the queues of a share that the owner does not consume: it has ended, or drains while it stays."""
         holder = Holder(name, share.uid)
         evidence = self.proofs.evidence_of(holder, share.incarnation)
-        is_replaced_in_place = self.is_counted(name) and self.pods[name].uid == share.uid  # by the pod's next process
+        # The pod's next process gets these queues at once, so they do not count as unconsumed.
+        is_replaced_in_place = self.is_counted(name) and self.pods[name].uid == share.uid
         if evidence.ended and not is_replaced_in_place:
             return share.queues
         report = evidence.report if evidence.has_reported(holder) else None

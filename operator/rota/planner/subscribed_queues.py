@@ -14,7 +14,11 @@ SHRINK_PATIENCE_SECONDS = 40.0  # brokers register every 30 s: a new name server
 
 @dataclass(frozen=True)
 class SubscribedQueues:
-    """The topics and queues of a group's subscriptions; each fact is computed once, on first use."""
+    """The topics and queues of a group's subscriptions; each fact is computed once, on first use.
+
+    `snapshot.views` has the last route of each topic, and for how many seconds it has been the same (`stable_for`). A
+    topic that name servers have not reported has the view None, or no view.
+    """
 
     snapshot: Snapshot
     document: Assignment
@@ -33,9 +37,10 @@ class SubscribedQueues:
 
     @cached_property
     def postponable(self) -> frozenset[Queue]:
-        """The queues that may stay with their owner for a while although the policy gives them to no member.
+        """The queues whose revoke a gate may hold, if the policy gives them to no member.
 
-        Without unmanaged consumers, every queue of the group. With them, none: a queue that no member gets is theirs.
+        Without unmanaged consumers, every queue of the group. With them, none: such a queue is an unmanaged consumer's,
+        which consumes it already.
         """
         return frozenset() if self.snapshot.unmanaged_consumers else frozenset(self.queues)
 
@@ -89,7 +94,8 @@ class SubscribedQueues:
         recorded = self.recorded_by_topic.get(topic, set())
         routed = self._routed(topic)
         if routed:
-            # An earlier plan saw by a stable route that these queues are gone. Without a route, nothing confirms it.
+            # Leave out queues that are released without a next owner: they were missing in a stable route at an earlier
+            # plan. Without any route, nothing confirms that they are still gone.
             recorded = {queue for queue in recorded if not self._is_released_for_good(queue)}
         return sorted(recorded.union(routed))
 

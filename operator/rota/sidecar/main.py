@@ -74,7 +74,10 @@ async def run_member(
 
 
 async def _listen_for_hook(agent: Agent, folder: str) -> asyncio.Server:
-    """Start a drain when the pod's preStop hook connects; answer it once the drain has started."""
+    """Start a drain when the pod's preStop hook connects; answer it once the drain has started.
+
+    The hook must not succeed before: without an answer it fails, and the kubelet reports that no drain was started.
+    """
 
     async def start_drain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not agent.pod_drain_started.is_set():

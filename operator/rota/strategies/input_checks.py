@@ -31,7 +31,7 @@ def check_mapping(label: str, value: object) -> Mapping[Any, Any]:
 
 
 def check_texts(label: str, option: object) -> Mapping[Any, str]:
-    """Return a mapping to texts; a key with None counts as absent."""
+    """Return a mapping to texts; callers skip keys with None."""
     mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and not isinstance(value, str):
@@ -40,7 +40,7 @@ def check_texts(label: str, option: object) -> Mapping[Any, str]:
 
 
 def check_weights(label: str, option: object) -> Mapping[Any, float]:
-    """Return a mapping to numbers of any size; a key with None counts as absent."""
+    """Return a mapping to numbers of any size; callers skip keys with None."""
     mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):

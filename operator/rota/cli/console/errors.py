@@ -42,7 +42,7 @@ def report_user_errors(command: Callable[..., None]) -> Callable[..., None]:
             _run_and_flush(command, arguments)
         except KeyboardInterrupt:  # no message: the user pressed Ctrl-C
             sys.exit(130)
-        except BrokenPipeError:  # the reader has closed the pipe
+        except BrokenPipeError:  # as with `| head`: the reader has all that it wants, so the exit code is 0
             _discard_output()
         except OSError as error:  # inputs and requests raise ValueError, so this was a write to the standard output
             _discard_output()

@@ -32,7 +32,7 @@ Connect = Callable[[GroupSettings, Membership], Consumer]
 
 
 class SessionHost(Protocol):
-    """The member, as the session needs it."""
+    """The part of `MemberHost` that the session uses."""
 
     member: Member
     readers: dict[Queue, QueueReader]
@@ -92,7 +92,8 @@ class BrokerSession:
         )
         consumer = self._connect(settings, membership)
         if not settings.is_broadcasting:
-            return ConsumerSession(settings, consumer, consumer, self._consuming_since)
+            offset_store = consumer  # the broker keeps the offsets
+            return ConsumerSession(settings, consumer, offset_store, self._consuming_since)
         local_store = LocalOffsetStore(OffsetFiles(Path(self._pod.state_folder), settings.group))
         return ConsumerSession(settings, consumer, local_store, local_store.consuming_since)
 

@@ -25,8 +25,9 @@ class LeaseRequests:
     """Carries out the commands of a queue's lease that need a request or a wait, and answers them."""
 
     def __init__(self, source: QueueSource, committer: OffsetCommitter) -> None:
-        self.lease_number = 0  # of the last command
-        self.is_drain_overdue = False  # drainTimeout is over: a commit that fails now is not retried
+        self.lease_number = 0  # of the last command; set by `QueueReader.run_command`
+        # drainTimeout is over: a commit that fails now is not retried. Set by `QueueReader.run_command` at an ABORT.
+        self.is_drain_overdue = False
         self._source = source
         self._queue = source.queue
         self._session = source.session

@@ -38,6 +38,7 @@ async def find_start_offset(
     committed = await offset_store.committed_offset(queue)
     if committed is not None:
         return committed
+    # A commit that a cancellation interrupts may reach the broker later, and then replace an offset of the next owner.
     return await shield_until_done(
         _store_start(queue, offset_store, await _look_up_start(queue, consumer, start_from, consuming_since))
     )

@@ -60,7 +60,7 @@ class Problems:
         self.set_problem(Reason.QUEUE_START_FAILED, text)
 
     def report_unread(self, queues: Collection[Queue]) -> None:
-        """Report queues without a successful pull for long, though their brokers respond; the message names one."""
+        """Report queues whose brokers respond, but answered no pull for UNREAD_SECONDS; the message names one queue."""
         unexplained = [queue for queue in queues if not self._is_cause_reported(queue)]
         text = ""
         if unexplained:

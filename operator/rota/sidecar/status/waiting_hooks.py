@@ -1,4 +1,8 @@
-"""Limits how many waiting requests of preStop hooks keep their connection while other clients need one."""
+"""Limits how many waiting preStop hooks of app containers keep their connection while other clients need one.
+
+App containers' preStop hooks wait at the sidecar for the drain. The server does not close a connection with a request
+for the sake of another client: the connection is protected until `release_connection`.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +19,7 @@ class WaitingHooks:
     """Divides protected connections among the addresses that requests come from.
 
     The kubelet sends the hooks of all containers of a pod from one address, which a sidecar cannot know: it depends on
-    the cluster's network. An attacker needs 64 addresses, or the kubelet's own one, to leave the hooks without
+    the cluster's network. An attacker needs 64 addresses, or the kubelet's own one, to leave all hooks without
     protection. Even at the kubelet's address an attacker must come before the hooks: a later request never displaces an
     earlier one of its address, so once the hooks wait it is too late. An unprotected request goes on waiting, until
     another client needs its connection.
