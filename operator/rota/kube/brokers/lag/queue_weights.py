@@ -6,7 +6,7 @@ from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.model import RETRY_TOPIC_PREFIX, Queue
-from rota.weight_smoothing import Weights, filter_noise
+from rota.weight_noise import Weights, filter_noise
 
 
 def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights | None:

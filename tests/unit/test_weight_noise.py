@@ -1,7 +1,7 @@
 """Tests the filter for measured queue weights: noise keeps the old measurement."""
 
 from rota.model import Queue
-from rota.weight_smoothing import filter_noise
+from rota.weight_noise import filter_noise
 
 Q = [Queue("orders", "a", number) for number in range(3)]
 
