@@ -19,6 +19,8 @@ from ground.node import RealNode
 from ground.prometheus import Prometheus, promtool
 from ground.report import Missing, plainly, say
 from ground.rocketmq import NAME_SERVER, RocketMQ
+from ground.s3 import S3Server
+from ground.s3 import packages as s3_packages
 
 
 class Startable(Protocol):
@@ -49,6 +51,11 @@ def _prometheus(instance: Instance) -> Prometheus:
     return Prometheus(instance, [])
 
 
+def _s3_variables(server: S3Server) -> dict[str, str]:
+    bucket = server.bucket("rota")
+    return {**bucket.variables, "ROTA_BUCKET": bucket.uri}
+
+
 # In the order of their dependencies.
 PARTS = {
     "control-plane": Part(
@@ -62,6 +69,7 @@ PARTS = {
     ),
     "kwok": Part("simulated nodes and pods", _kwok, lambda _: {}),
     "prometheus": Part("a Prometheus", _prometheus, lambda prometheus: {"ROTA_PROMETHEUS": prometheus.url}),
+    "s3": Part("an S3 server", S3Server, _s3_variables),
     "node": Part(
         "another cluster, with a real node (root)", RealNode, lambda node: {"ROTA_NODE_KUBECONFIG": node.kubeconfig}
     ),
@@ -106,6 +114,7 @@ def build(_: argparse.Namespace) -> None:
         "RocketMQ": java.jars,
         "the Java peers": java.classes,
         "Prometheus": promtool,
+        "S3": s3_packages,
         "the real node": node.prepare,
     }
     for what, fetch in sources.items():

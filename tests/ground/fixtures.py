@@ -18,6 +18,7 @@ from ground.local import LocalNode
 from ground.node import RealNode, prepare
 from ground.report import Missing, interrupt
 from ground.rocketmq import RocketMQ
+from ground.s3 import Bucket, S3Server
 from ground.space import stop_namespace
 
 
@@ -79,6 +80,20 @@ def rocketmq(instance: Instance) -> Iterator[RocketMQ]:
     broker.up()
     yield broker
     broker.down()  # faster than the orderly end that the instance would wait for
+
+
+@pytest.fixture(scope="session")
+def s3_server(instance: Instance) -> S3Server:
+    """Start an S3 server."""
+    server = S3Server(instance)
+    server.up()
+    return server
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> Bucket:
+    """Create an empty bucket."""
+    return s3_server.bucket()
 
 
 @pytest.fixture(scope="session")

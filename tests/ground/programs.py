@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache as once
 from functools import partial
@@ -161,19 +162,18 @@ def _go_version(tool: str) -> tuple[int, ...]:
 def wheel(name: str, version: str, *, extra: str = "") -> Path:
     """Return a folder with a package from PyPI; scripts in its `bin` name another Python, so do not run them."""
     requirement = f"{name}{extra}=={version}"
-    return cache.entry(name, requirement, partial(_install, requirement))
+    return cache.entry(name, requirement, partial(install, [requirement], requirement))
 
 
-def _install(requirement: str, into: Path) -> None:
+def install(requirements: Sequence[str], title: str, into: Path) -> None:
+    """Install packages from PyPI into a folder; `requirements` are arguments of uv."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if not uv:
-        raise Missing(
-            f"uv is not there to install {requirement} with; run `make` targets, which bring it, or install uv"
-        )
+        raise Missing(f"uv is not there to install {title} with; run `make` targets, which bring it, or install uv")
     cache.need_room(1)
-    with progress(f"installing {requirement} from PyPI, once"):
-        step = [uv, "pip", "install", "--python", sys.executable, "--target", str(into), requirement]
-        cache.run(step, f"Installing {requirement}", env={"UV_PYTHON_DOWNLOADS": "never"})
+    with progress(f"installing {title} from PyPI, once"):
+        step = [uv, "pip", "install", "--python", sys.executable, "--target", str(into), *requirements]
+        cache.run(step, f"Installing {title}", env={"UV_PYTHON_DOWNLOADS": "never"})
 
 
 def ensure(*names: str) -> None:

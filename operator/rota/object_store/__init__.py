@@ -1,0 +1,37 @@
+"""Stores of immutable objects: a folder, or a bucket of S3, Google Cloud Storage or Azure.
+
+The journal's segments, the runs of ingest and the snapshots of a lake are such objects: nothing ever changes one.
+"""
+
+from pathlib import Path
+
+from rota.object_store.folder import FolderStore
+from rota.object_store.interface import ObjectInfo, ObjectStore, StoreError, create_same
+from rota.object_store.location import FOLDER_SCHEME, Location, parse_location
+
+__all__ = [
+    "FOLDER_SCHEME",
+    "FolderStore",
+    "Location",
+    "ObjectInfo",
+    "ObjectStore",
+    "StoreError",
+    "create_same",
+    "open_store",
+    "parse_location",
+]
+
+
+def open_store(uri: str) -> ObjectStore:
+    """Return the store at a path or URI, without a request to it; raise ValueError if it cannot be used."""
+    location = parse_location(uri)
+    if location.scheme == FOLDER_SCHEME:
+        return FolderStore(Path(location.path))
+    try:
+        from rota.object_store.bucket import BucketStore  # noqa: PLC0415 - optional: only buckets need its package
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        hint = "pip install 'rota-operator[bucket]'"
+        raise ValueError(f"{location.uri} needs the package obstore, which is not installed: {hint}") from None
+    return BucketStore(location)

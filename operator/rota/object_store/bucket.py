@@ -1,0 +1,110 @@
+"""The prefix of a bucket as a store of objects, by obstore. Variables such as AWS_REGION configure it.
+
+Only this module imports obstore, and only `open_store` imports this module: folders need no package.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import from_url
+
+from rota.object_store.bucket_errors import explain_error, is_missing_bucket
+from rota.object_store.interface import ObjectInfo, StoreError
+from rota.object_store.location import Location
+
+REQUEST_SECONDS = 30.0  # for a whole request with its answer
+CONNECT_SECONDS = 5.0
+RETRIES = 3  # of a request that failed, where repeating it is safe
+RETRY_SECONDS = 60.0  # since the first attempt
+
+
+class BucketStore:
+    """Objects below a prefix of a bucket in S3, Google Cloud Storage or Azure."""
+
+    def __init__(self, location: Location, *, request_seconds: float = REQUEST_SECONDS, retries: int = RETRIES) -> None:
+        """Connect at the first request. Raise ValueError if the environment's variables cannot be used."""
+        self.uri = location.uri
+        self._scheme = location.scheme
+        self._check_endpoint()
+        try:
+            self._store = from_url(
+                f"{location.uri}/",
+                client_options={
+                    "allow_http": _is_http_allowed(),
+                    "timeout": timedelta(seconds=request_seconds),
+                    "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, request_seconds)),
+                },
+                retry_config={
+                    "max_retries": retries,
+                    "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+                    "backoff": {
+                        "init_backoff": timedelta(milliseconds=100),
+                        "max_backoff": timedelta(seconds=5),
+                        "base": 2,
+                    },
+                },
+            )
+        except (BaseError, ValueError) as error:
+            raise ValueError(f"{self.uri} cannot be used: {explain_error(error, self._scheme)}") from error
+
+    def _check_endpoint(self) -> None:
+        endpoint = next(
+            filter(None, map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"))), ""
+        )
+        if self._scheme == "s3" and endpoint.startswith("http://") and not _is_http_allowed():
+            raise ValueError(
+                f"{self.uri} cannot be used: {endpoint} is not encrypted; set AWS_ALLOW_HTTP=true to allow that"
+            )
+
+    def list_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects below the folder `prefix`."""
+        with self._store_errors(f"{prefix or 'the bucket'} cannot be listed"):
+            for chunk in obstore.list(self._store, prefix.strip("/") or None):
+                for entry in chunk:
+                    modified = entry["last_modified"]
+                    etag = entry["e_tag"] or modified.isoformat()
+                    yield ObjectInfo(entry["path"], entry["size"], etag, modified)
+
+    def read(self, key: str) -> bytes:
+        """Return an object's content; raise FileNotFoundError if there is none."""
+        with self._store_errors(f"{key} cannot be read"):
+            return bytes(obstore.get(self._store, key).bytes())
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Store an object as a whole, by one conditional request; return False if the key exists."""
+        with self._store_errors(f"{key} cannot be written"):
+            try:
+                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+        return True
+
+    def delete(self, key: str) -> None:
+        """Remove an object; a missing one is no error."""
+        with self._store_errors(f"{key} cannot be deleted"):
+            try:
+                obstore.delete(self._store, key)
+            except FileNotFoundError as error:
+                if is_missing_bucket(error):
+                    raise
+
+    @contextmanager
+    def _store_errors(self, failure: str) -> Iterator[None]:
+        """Raise StoreError for errors of obstore, but FileNotFoundError for a missing object."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            if not is_missing_bucket(error):
+                raise FileNotFoundError(f"{self.uri}: {failure}: there is no such object") from None
+            raise StoreError(f"{self.uri}: {failure}: {explain_error(error, self._scheme)}") from error
+        except (BaseError, ValueError, OSError) as error:
+            raise StoreError(f"{self.uri}: {failure}: {explain_error(error, self._scheme)}") from error
+
+
+def _is_http_allowed() -> bool:
+    variables = ("AWS_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP", "AZURE_ALLOW_HTTP")
+    return any(os.environ.get(name, "").lower() in {"1", "true", "yes"} for name in variables)

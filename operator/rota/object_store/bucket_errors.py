@@ -1,0 +1,64 @@
+"""Turns errors of obstore, which quote Rust structures and XML, into reasons that users understand."""
+
+import re
+
+_CREDENTIAL_MARKS = (
+    "169.254.",  # the metadata service or an agent on the node was asked for credentials
+    "/latest/api/token",
+    "/latest/meta-data",
+    "metadata.google.internal",
+    "token request",
+    "POST REDACTED",  # the request to STS, whose address contains a token
+    "Missing AccessKeyId",
+    "Missing SecretAccessKey",
+    "credential error",
+    "service account file",
+)
+_LOOKED_FOR = {
+    "s3": "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN (IRSA),"
+    " AWS_CONTAINER_CREDENTIALS_FULL_URI (Pod Identity), the node's metadata service; not ~/.aws",
+    "gs": "GOOGLE_SERVICE_ACCOUNT (a file), GOOGLE_SERVICE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS,"
+    " gcloud's default login, the metadata service (Workload Identity)",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID with AZURE_TENANT_ID and"
+    " AZURE_CLIENT_SECRET or AZURE_FEDERATED_TOKEN_FILE (workload identity), the metadata service",
+}
+_LOOKED_FOR["abfs"] = _LOOKED_FOR["az"]
+_STATUS = re.compile(r"status code: (\d{3}[A-Za-z -]*)")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"(?:reason|code)\": ?\"(\w+)\"")
+_MISSING_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
+_FIXED_REASONS = {  # a mark in the error → the reason
+    "redirect without LOCATION": "the bucket is in another region; set AWS_REGION",
+    "MissingAccount": "the storage account is not known; set AZURE_STORAGE_ACCOUNT_NAME",
+    "InvalidCertificate": "the certificate of {host} is not valid, or its authority not in SSL_CERT_FILE",
+    "kind: Timeout": "it did not answer in time",
+    "kind: Connect": "no connection to {host}",
+    "builder error": "{host} is not a valid address",
+    "error sending request": "the connection to {host} was lost",
+    "error decoding response": "the connection to {host} was lost",
+}
+_GENERIC = re.compile(r"Generic \w+ error: ")
+_HOST = re.compile(r"https?://([^/\s?]+)")
+
+
+def is_missing_bucket(error: BaseException) -> bool:
+    """Whether an error says that there is no such bucket, rather than no such object."""
+    return _MISSING_BUCKET.search(str(error)) is not None
+
+
+def explain_error(error: BaseException, scheme: str) -> str:
+    """Return the reason of an error as a part of a sentence; credentials are never in it."""
+    text = str(error)
+    if any(mark in text for mark in _CREDENTIAL_MARKS):
+        return f"no valid credentials were found; looked for {_LOOKED_FOR[scheme]}"
+    if is_missing_bucket(error):
+        return "the bucket does not exist"
+    host = _HOST.search(text)
+    for mark, reason in _FIXED_REASONS.items():
+        if mark in text:
+            return reason.format(host=host[1] if host else "the bucket's server")
+    status = _STATUS.search(text)
+    if status:
+        code = _CODE.search(text)
+        details = f" ({code[1] or code[2]})" if code else ""
+        return f"the server answered {status[1].strip()}{details}"
+    return _GENERIC.sub("", text.partition("\n")[0]).strip()[:300] or type(error).__name__

@@ -1,0 +1,117 @@
+"""A folder as a store of objects. Each object is a file that gets its name when its content is complete."""
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rota.object_store.interface import ObjectInfo, StoreError
+
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+class FolderStore:
+    """Objects in a folder. Files and folders with a name that begins with a dot are not listed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder.absolute()
+        self.uri = str(self._root)
+
+    def list_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield the regular files below the folder `prefix`."""
+        top = self._path(prefix) if prefix.strip("/") else self._root
+        for folder, folders, names in os.walk(top, onerror=self._raise_unreadable):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in names:
+                if not name.startswith("."):
+                    yield from self._describe(Path(folder, name))
+
+    def _describe(self, path: Path) -> Iterator[ObjectInfo]:
+        with suppress(FileNotFoundError):  # deleted since the folder was read
+            attributes = path.lstat()
+            if stat.S_ISREG(attributes.st_mode):
+                etag = f"{attributes.st_mtime_ns:x}-{attributes.st_size:x}"
+                modified = datetime.fromtimestamp(attributes.st_mtime, UTC)
+                yield ObjectInfo(path.relative_to(self._root).as_posix(), attributes.st_size, etag, modified)
+
+    def _raise_unreadable(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise StoreError(f"{error.filename or self.uri} cannot be listed: {error.strerror}") from error
+
+    def read(self, key: str) -> bytes:
+        """Return a file's content. Links and pipes are refused: opening them could block, or leave the folder."""
+        path = self._path(key)
+        try:
+            with os.fdopen(os.open(path, _READ_FLAGS), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise StoreError(f"{path} is not a regular file")
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        except OSError as error:
+            reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise StoreError(f"{path} cannot be read: {reason}") from error
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Store a file as a whole; return False if it exists."""
+        path = self._path(key)
+        draft = path.with_name(f".{secrets.token_hex(8)}.draft")  # a crash leaves it; listings ignore it
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_durably(draft, data)
+            try:
+                os.link(draft, path)  # unlike a rename, it fails if the name exists
+            except FileExistsError:
+                return False
+            finally:
+                draft.unlink(missing_ok=True)
+            _sync_folder(path.parent)
+        except OSError as error:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise StoreError(f"{path} cannot be written: {_write_reason(error)}") from error
+        return True
+
+    def delete(self, key: str) -> None:
+        """Remove a file; its folder stays."""
+        path = self._path(key)
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:  # so the key does not exist
+            pass
+        except OSError as error:
+            raise StoreError(f"{path} cannot be deleted: {error.strerror}") from error
+
+    def _path(self, key: str) -> Path:
+        parts = key.strip("/").split("/")
+        if "\0" in key or not all(part not in {"", ".", ".."} for part in parts):
+            raise StoreError(f"{self.uri}: {key!r} is not a valid key")
+        return self._root.joinpath(*parts)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name survive a power failure, if the file system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write_reason(error: OSError) -> str:
+    if error.errno in _NO_HARD_LINKS and error.filename2:
+        return "its file system has no hard links, without which two writers could overwrite each other; use a bucket"
+    return error.strerror or str(error)

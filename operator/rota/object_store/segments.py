@@ -1,0 +1,49 @@
+"""Names of the journal's segments: immutable files of one hour and one process of the operator."""
+
+import re
+from datetime import datetime
+from typing import NamedTuple
+
+SUFFIX = ".jsonl.gz"
+_MAX_POD_CHARACTERS = 120  # file names have at most 255
+_SEGMENT = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)-[^/]+\.jsonl\.gz", re.ASCII)
+_OWN_NAME = re.compile(
+    r"date=(\d{4}-\d\d-\d\d)/(\d\d)-([^/]+)-([0-9A-Za-z]+)-(\d{8}T\d{6}Z)-(\d{6,12})\.jsonl\.gz", re.ASCII
+)
+
+
+class SegmentName(NamedTuple):
+    """The name of a segment that an operator has written."""
+
+    hour: str  # of its records, in UTC, such as 2026-11-21T08
+    pod: str  # name of the operator's pod, or another identity
+    uid: str  # of the pod, without dashes
+    start: str  # of the operator's process, in UTC, such as 20261121T075812Z
+    sequence: int  # of the process' segments
+
+    @property
+    def key(self) -> str:
+        """The segment's key below the journal's root."""
+        date, _, hour = self.hour.partition("T")
+        pod = self.pod[:_MAX_POD_CHARACTERS]
+        return f"date={date}/{hour}-{pod}-{self.uid}-{self.start}-{self.sequence:06}{SUFFIX}"
+
+
+def parse_segment(key: str) -> SegmentName | None:
+    """Return the parts of a segment's key; None if no operator has given that name."""
+    match = _OWN_NAME.fullmatch(key)
+    hour = segment_hour(key)
+    return SegmentName(hour, match[3], match[4], match[5], int(match[6])) if match and hour else None
+
+
+def segment_hour(key: str) -> str | None:
+    """Return the hour of any segment, such as 2026-11-21T08, also of one that users named; None: it is no segment."""
+    match = _SEGMENT.fullmatch(key)
+    if not match:
+        return None
+    hour = f"{match[1]}T{match[2]}"
+    try:
+        datetime.fromisoformat(f"{hour}:00")
+    except ValueError:  # such as hour 24
+        return None
+    return hour
