@@ -18,7 +18,7 @@ WORKDIR /src
 FROM build AS operator-dependencies
 COPY pyproject.toml uv.lock ./
 # A sixth of it would be the tests that packages bring, numpy's above all.
-RUN uv sync --frozen --no-dev --no-install-workspace --extra operator --extra traces \
+RUN uv sync --frozen --no-dev --no-install-workspace --extra operator --extra traces --extra bucket \
     && find /opt/rota -type d -name tests -prune -exec rm -r {} +
 
 FROM build AS sidecar-dependencies

@@ -1,6 +1,8 @@
 """The operator as a process: kopf, Lease and a real broker; the fields that it writes to users' objects; its end."""
 
 import asyncio
+import gzip
+import json
 import re
 import shlex
 import signal
@@ -21,6 +23,8 @@ from ground.api import Api, ApiError, Object
 from ground.cluster import Cluster
 from ground.poll import PATIENCE_SECONDS, soon
 from ground.rocketmq import RocketMQ
+from ground.s3 import Bucket
+from journal_segments import written_records
 from kube.members import GroupMembers, a_node
 from kube.operators import an_operator
 from rota.kube import informers
@@ -29,6 +33,7 @@ from rota.kube.client import kopf_watch
 from rota.kube.client.login.session import Login
 from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.event_handlers import EventHandlers
+from rota.object_store import open_store
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
 
@@ -57,7 +62,8 @@ async def leader(api: Api, namespace: str) -> str:
 
 def plans_in(folder: Path) -> int:
     """Count the plans in the journals of all operators."""
-    return sum(path.read_text().count('"kind":"plan"') for path in folder.glob("*/date=*/*.jsonl"))
+    records = {json.dumps(record) for journal in folder.iterdir() for record in written_records(journal)}
+    return sum('"kind": "plan"' in record for record in records)
 
 
 @pytest.fixture
@@ -198,6 +204,31 @@ async def test_leader_election_lets_the_second_replica_take_over(
         await soon(lambda: leads(""))
 
 
+async def test_journal_in_a_bucket_has_what_an_operator_wrote_until_it_was_stopped(
+    fleet: GroupMembers, control_plane: Cluster, rocketmq: RocketMQ, tmp_path: Path, bucket: Bucket
+) -> None:
+    namespace = fleet.namespace
+    await a_group(fleet.api, f"/apis/rota.dev/v1alpha1/namespaces/{namespace}/consumergroups", rocketmq)
+    log = tmp_path / "operator.log"
+    with pytest.MonkeyPatch.context() as variables:
+        for name, value in bucket.variables.items():
+            variables.setenv(name, value)
+        options = ("--journal", f"{bucket.uri}/journal", "--journal-spool", str(tmp_path / "spool"))
+        async with an_operator(control_plane.kubeconfig, namespace, fleet.addresses(), log, *options) as operator:
+            await fleet.add("billing-a", "billing-b")
+
+            async def shared() -> bool:
+                return sorted(fleet.shares.values()) == [3, 3]
+
+            await soon(shared)
+            operator.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(operator.wait(), PATIENCE_SECONDS) == 0, log.read_text()
+        store = open_store(f"{bucket.uri}/journal")
+    lines = [line for info in store.list_objects() for line in gzip.decompress(store.read(info.key)).splitlines()]
+    assert {"membership", "plan", "owners"} <= {json.loads(line)["kind"] for line in lines}
+    assert not [*(tmp_path / "spool").iterdir()]
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -205,6 +236,10 @@ async def test_leader_election_lets_the_second_replica_take_over(
         (("--address", "192.0.2.1"), r"Cannot listen on 192.0.2.1, port 8080: .*; give another .*"),
         (("--journal", "/dev/null/a"), "--journal /dev/null/a is not writable: .*; choose another folder"),
         (("--journal-limit", "much"), r"--journal-limit 'much'.*"),
+        (
+            ("--journal", "ftp://host/x"),
+            "--journal: 'ftp://host/x' has the unknown scheme ftp; use s3://BUCKET/PREFIX.*",
+        ),
         (
             ("--namespace", "Shop"),
             "--namespace 'Shop' is not a valid namespace name; .* lists them",

@@ -111,7 +111,7 @@ async def shop(
 
 async def test_docs_name_the_folder_of_the_journal(shop: FleetShell) -> None:
     async def journal_files() -> list[Path]:
-        return [*shop.folder.glob("journal/date=*/*.jsonl")]
+        return [*shop.folder.glob("journal/date=*/*.jsonl.gz")]
 
     await soon(journal_files)
 

@@ -1,7 +1,6 @@
 """The whole system: a real API server, operator, broker, sidecars and apps; only the containers are processes."""
 
 import asyncio
-import json
 import re
 import signal
 from collections import Counter
@@ -16,13 +15,13 @@ import pytest
 from ground import peers
 from ground.api import Api
 from ground.cluster import Cluster
-from ground.deliveries import whole_lines
 from ground.instance import Instance, temporary
 from ground.local import LocalNode
 from ground.ours import conditions
 from ground.poll import soon
 from ground.relay import Relay
 from ground.rocketmq import RocketMQ
+from journal_segments import written_records
 from kube.operators import an_operator
 from kube.scraped import parse_series
 from kube.template_group import GROUP, QUEUES, TemplateGroup, a_template, a_template_group
@@ -127,8 +126,7 @@ class Places:
 
     async def _written(self, kind: str, reason: str) -> bool:
         """Whether the journal has such a record."""
-        lines = [json.loads(line) for path in self._folder.glob("date=*/*.jsonl") for line in whole_lines(path)]
-        return any((record["kind"], record.get("reason")) == (kind, reason) for record in lines)
+        return any((record["kind"], record.get("reason")) == (kind, reason) for record in written_records(self._folder))
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 
 from ground.api import Api
 from ground.cluster import Cluster
-from ground.deliveries import whole_lines
 from ground.local import LocalNode
 from ground.poll import PATIENCE_SECONDS
 from ground.rocketmq import RocketMQ
+from journal_segments import written_records
 from kube.operators import an_operator
 from kube.scraped import parse_series
 from kube.template_group import GROUP, QUEUES, TemplateGroup, a_template_group
@@ -220,8 +220,7 @@ async def test_handover_counts_only_messages_whose_drain_timed_out(fleet: Templa
 
 def knows_the_retry_topic(journal: Path) -> bool:
     """Whether the journal has a record of the retry topic."""
-    records = [json.loads(line) for path in journal.glob("*/*.jsonl") for line in whole_lines(path)]
-    return any(RETRY_TOPIC_PREFIX + GROUP in record.get("topics", {}) for record in records)
+    return any(RETRY_TOPIC_PREFIX + GROUP in record.get("topics", {}) for record in written_records(journal))
 
 
 @pytest.mark.slow("an app of a whole fleet fails once, and its message is retried")

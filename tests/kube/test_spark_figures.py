@@ -11,14 +11,14 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from kube.scraped import metric_values
 from kube.world import OperatedNamespace, add_two_members
+from pipeline.lake_folders import facts_of, ingest
 from rota.kube.http.broadcaster import Broadcaster
 from rota.kube.observers import Observers
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.trace_export import TraceExporter
 from rota.pipeline.common.spark_session import create_session
-from rota.pipeline.history.audit import intervals, violations
-from rota.pipeline.history.rollup import compute_rollup
-from rota.pipeline.ingest.facts import Facts, read_facts
+from rota.pipeline.history.tables import compute_audit, compute_rollup, select_intervals, select_violations
+from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.replay.job import build_histories, persist_on_disk, replay_histories
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -43,7 +43,7 @@ def spark() -> Iterator[SparkSession]:
 async def journal(world: OperatedNamespace, tmp_path: Path) -> AsyncIterator[Journal]:
     """Have the world's operator write a journal."""
     operator = world.operator
-    writer = Journal(str(tmp_path), "a-test", "1Gi")
+    writer = Journal(str(tmp_path / "journal"), "a-test", "1Gi")
     traces = TraceExporter(None)
     observers = Observers(
         operator.controller,
@@ -93,7 +93,7 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
     lasted = await metric_values(world, "rota_rebalance_duration_seconds_sum")
     journal.close()
 
-    figures = await asyncio.to_thread(figures_of, read_facts(spark, str(tmp_path)))
+    figures = await asyncio.to_thread(ingested_figures, spark, tmp_path)
     assert [figures["moved"]] == moved
     assert [figures["handovers"]] == handovers
     assert figures["rebalances"] == rebalances
@@ -103,6 +103,11 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
     assert seconds[0] - 0.01 * handovers[0] <= figures["seconds"] <= handovers[0] * figures["lasted"]
     assert figures["violations"] == []
     assert figures["played"] == figures["moved"]
+
+
+def ingested_figures(spark: SparkSession, lake: Path) -> dict[str, Any]:
+    ingest(spark, lake)
+    return figures_of(facts_of(spark, lake))
 
 
 def figures_of(facts: Facts) -> dict[str, Any]:
@@ -115,7 +120,8 @@ def figures_of(facts: Facts) -> dict[str, Any]:
         ),
     ).collect()[0]
     [lasted] = facts.rebalance.agg(F.sum("seconds").alias("it")).collect()
-    [handed] = intervals(facts).agg(F.sum("seconds").alias("it")).collect()
+    audit = compute_audit(facts)
+    [handed] = select_intervals(audit).agg(F.sum("seconds").alias("it")).collect()
     histories = persist_on_disk(build_histories(facts))
     [played] = replay_histories(histories, {}).results.select("moves", "problem").collect()
     assert played["problem"] is None
@@ -123,6 +129,6 @@ def figures_of(facts: Facts) -> dict[str, Any]:
         **sums.asDict(),
         "lasted": lasted["it"],
         "seconds": handed["it"],
-        "violations": violations(facts).collect(),
+        "violations": select_violations(audit).collect(),
         "played": played["moves"],
     }

@@ -48,6 +48,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- mulf (regexFind "^[0-9.]+" . | float64) (get $factors (regexFind "[A-Za-z]*$" .)) -}}
 {{- end -}}
 
+{{/* The URI of the journal's bucket; empty if the journal is elsewhere. */}}
+{{- define "rota.bucket" -}}
+{{- if and (eq .Values.journal.kind "bucket") (not .Values.journal.uri) -}}
+{{- fail "journal.kind is bucket: set journal.uri, such as s3://BUCKET/PREFIX" -}}
+{{- end -}}
+{{- if and .Values.journal.uri (ne .Values.journal.kind "bucket") -}}
+{{- fail "journal.uri is for journal.kind bucket; set both or neither" -}}
+{{- end -}}
+{{- .Values.journal.uri -}}
+{{- end -}}
+
+{{/* The bytes that the operator may use of its spool. */}}
+{{- define "rota.spoolLimit" -}}
+{{- $limit := mulf 0.9 (include "rota.bytes" .Values.journal.spool | float64) | floor | int64 -}}
+{{- if lt $limit 1048576 -}}
+{{- fail "journal.spool is too small; the minimum is 2Mi" -}}
+{{- end -}}
+{{- $limit -}}
+{{- end -}}
+
 {{/* An image reference; takes (dict "image" … "version" …). */}}
 {{- define "rota.image" -}}
 {{- if .image.digest -}}
@@ -120,34 +140,114 @@ true
 {{ include "rota.labels" . | replace "component: operator" "component: pipeline" }}
 {{- end -}}
 
-{{/* A step of the pipeline without its args; takes (dict "root" $ "image" "…"). */}}
-{{- define "rota.pipelineContainer" -}}
-image: {{ .image | quote }}
-imagePullPolicy: {{ .root.Values.pipeline.image.pullPolicy }}
-command: [rota, pipeline]
-env:
-  - {name: SPARK_LOCAL_DIRS, value: /scratch}
-  - {name: HOME, value: /scratch}
-  - {name: ROTA_SPARK_CORES, value: {{ .root.Values.pipeline.cores | quote }}}
-{{- with .root.Values.pipeline.memory }}
-  - {name: ROTA_SPARK_MEMORY, value: {{ . | quote }}}
-{{- end }}
-{{- with .root.Values.securityContext }}
-securityContext:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .root.Values.pipeline.resources }}
-resources:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-volumeMounts:
-  - {name: journal, mountPath: /journal, readOnly: true}
-  - {name: history, mountPath: /history}
-  - {name: scratch, mountPath: /scratch}
-  - {name: scratch, mountPath: /tmp, subPath: tmp}
-{{- if .root.Values.pipeline.policies }}
-  - {name: policies, mountPath: /policies, readOnly: true}
-{{- end }}
+{{/* A CronJob's spec without its schedule; takes (dict "root" $ "args" (list …) "readOnly" true), which is about the journal. */}}
+{{- define "rota.pipelineJob" -}}
+{{- $it := .root.Values.pipeline }}
+{{- $journal := .root.Values.journal }}
+{{- $volume := eq $journal.kind "volume" }}
+{{- $secrets := list }}
+{{- if and (not $volume) $journal.secret }}{{ $secrets = append $secrets $journal.secret }}{{ end }}
+{{- with $it.secret }}{{ $secrets = append $secrets . | uniq }}{{ end -}}
+concurrencyPolicy: Forbid  # a concurrent run would only repeat the same work
+successfulJobsHistoryLimit: 1
+failedJobsHistoryLimit: 2
+jobTemplate:
+  spec:
+    backoffLimit: 1
+    activeDeadlineSeconds: 21600  # a job that hangs would block all later ones
+    template:
+      metadata:
+        labels:
+          {{- include "rota.pipelineLabels" .root | nindent 10 }}
+      spec:
+        restartPolicy: Never
+        automountServiceAccountToken: false
+        enableServiceLinks: false
+        {{- with $it.serviceAccountName }}
+        serviceAccountName: {{ . }}
+        {{- end }}
+        {{- with .root.Values.imagePullSecrets }}
+        imagePullSecrets:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
+        {{- with .root.Values.podSecurityContext }}
+        securityContext:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
+        containers:
+          - name: {{ first .args }}
+            image: {{ include "rota.image" (dict "image" $it.image "version" .root.Chart.AppVersion) | quote }}
+            imagePullPolicy: {{ $it.image.pullPolicy }}
+            command: [rota, pipeline]
+            args:
+              {{- toYaml .args | nindent 14 }}
+            env:
+              - {name: SPARK_LOCAL_DIRS, value: /scratch}
+              - {name: HOME, value: /scratch}
+              - {name: ROTA_SPARK_CORES, value: {{ $it.cores | quote }}}
+              {{- with $it.memory }}
+              - {name: ROTA_SPARK_MEMORY, value: {{ . | quote }}}
+              {{- end }}
+            {{- with $secrets }}
+            envFrom:
+              {{- range . }}
+              - secretRef: {name: {{ . | quote }}}
+              {{- end }}
+            {{- end }}
+            {{- with .root.Values.securityContext }}
+            securityContext:
+              {{- toYaml . | nindent 14 }}
+            {{- end }}
+            {{- with $it.resources }}
+            resources:
+              {{- toYaml . | nindent 14 }}
+            {{- end }}
+            volumeMounts:
+              {{- if $volume }}
+              - {name: journal, mountPath: /journal, readOnly: {{ .readOnly }}}
+              {{- end }}
+              {{- if $it.claim }}
+              - {name: history, mountPath: /history}
+              {{- end }}
+              - {name: scratch, mountPath: /scratch}
+              - {name: scratch, mountPath: /tmp, subPath: tmp}
+              {{- if $it.policies }}
+              - {name: policies, mountPath: /policies, readOnly: true}
+              {{- end }}
+        {{- if and $volume (not (has "ReadWriteMany" $journal.claim.accessModes)) }}
+        affinity:  # only the operator's node can mount the journal
+          podAffinity:
+            requiredDuringSchedulingIgnoredDuringExecution:
+              - topologyKey: kubernetes.io/hostname
+                labelSelector:
+                  matchLabels:
+                    {{- include "rota.selector" .root | nindent 20 }}
+        {{- end }}
+        volumes:
+          {{- if $volume }}
+          - name: journal
+            persistentVolumeClaim:
+              claimName: {{ default (printf "%s-journal" (include "rota.fullname" .root)) $journal.claim.existing }}
+              readOnly: {{ .readOnly }}
+          {{- end }}
+          {{- with $it.claim }}
+          - name: history
+            persistentVolumeClaim: {claimName: {{ . }}}
+          {{- end }}
+          - name: scratch
+            emptyDir: {}
+          {{- with $it.policies }}
+          - name: policies
+            configMap: {name: {{ . }}}
+          {{- end }}
+        {{- with .root.Values.nodeSelector }}
+        nodeSelector:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
+        {{- with .root.Values.tolerations }}
+        tolerations:
+          {{- toYaml . | nindent 10 }}
+        {{- end }}
 {{- end -}}
 
 {{- /* Not empty if cluster users log in to the page. */ -}}

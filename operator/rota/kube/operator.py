@@ -122,7 +122,7 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     identity = options.identity or f"{socket.gethostname()}-{os.getpid()}"
     registry = _build_broker_registry(stack, api, options)
     broadcaster = Broadcaster()
-    journal = stack.enter_context(closing(Journal(options.journal, identity, options.journal_limit)))
+    journal = stack.enter_context(closing(_open_journal(options, identity)))
     trace_exporter = TraceExporter(open_recorder(os.environ, identity, VERSION))
     stack.push_async_callback(trace_exporter.close)
     # Names of groups' Secrets end with another suffix, so no group can claim this name.
@@ -313,10 +313,16 @@ def _build_metrics(
     return OperatorMetrics(
         lambda: controller.is_leading,
         lambda: watch_ages(informers),
-        lambda: journal.dropped_records,
+        lambda: journal.counts,
         version=VERSION,
         with_queues=options.queue_metrics,
         trace_of=traces.trace_id_of,
+    )
+
+
+def _open_journal(options: Options, identity: str) -> Journal:
+    return Journal(
+        options.journal, identity, options.journal_limit, pod_uid=options.pod_uid, spool=options.journal_spool
     )
 
 

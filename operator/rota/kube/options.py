@@ -31,8 +31,9 @@ class Options:
     probe_port: int = PROBE_PORT
     page_auth: str = "None"  # "None": everyone may read the page; "Kubernetes": users of the cluster
     page_tls: str = ""  # directory of the page's certificate, with page_auth "Kubernetes"; empty: a self-signed one
-    journal: str = ""  # directory; empty: no journal
-    journal_limit: str = DEFAULT_LIMIT  # maximum size of the journal's directory
+    journal: str = ""  # directory or URI; -: standard output; empty: no journal
+    journal_limit: str = DEFAULT_LIMIT  # maximum size of the journal's directory, or of the spool for a URI
+    journal_spool: str = ""  # directory of segments that are not stored yet; empty: the default
     queue_metrics: bool = True  # whether each queue has its own series
     broker_networks: Sequence[str] = ()  # allowed for name servers and brokers; empty: no check
     max_queues: int = MAX_QUEUES  # of all groups together

@@ -9,6 +9,7 @@ from rota.kube.client.objects import ObjectKey
 from rota.kube.reconcile.reconciler import ReconcileResult
 from rota.kube.state.rebalance import Rebalance
 from rota.kube.telemetry.group_gauges import GROUP_LABELS, GroupFacts, group_gauges
+from rota.kube.telemetry.journal.journal_writer import JournalCounts
 from rota.kube.telemetry.rebalances import RebalanceChange, RebalanceTracker
 from rota.metrics import GroupCounter, Labels, Metric, Metrics, MetricsFormat
 from rota.model import Holder, Reason, ReasonKind, reasons_of_kind
@@ -34,7 +35,7 @@ class OperatorMetrics:
         self,
         is_leading: Callable[[], bool] = lambda: False,
         watch_ages: Callable[[], Mapping[str, float]] = dict,
-        dropped_records: Callable[[], int] = lambda: 0,
+        journal_counts: Callable[[], JournalCounts] = JournalCounts,
         *,
         version: str = "",
         with_queues: bool = True,
@@ -42,8 +43,8 @@ class OperatorMetrics:
     ) -> None:
         """Declare all metrics.
 
-        `watch_ages` returns the seconds since the last watch event of each kind, `dropped_records` the number of
-        records missing from the journal, and `trace_of` the trace id of a rebalance, empty if it has no trace.
+        `watch_ages` returns the seconds since the last watch event of each kind, `journal_counts` what the journal did,
+        and `trace_of` the trace id of a rebalance, empty if it has no trace.
         """
         self.trackers: dict[ObjectKey, RebalanceTracker] = {}
         self._is_leading = is_leading
@@ -85,20 +86,30 @@ class OperatorMetrics:
         )
         self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "Seconds that one plan took.")
         self._writes = metrics.counter("rota_apply_writes_total", "Writes to the API server, by kind.", ("kind",))
-        self._declare_operator_metrics(dropped_records, version)
+        self._declare_operator_metrics(version)
+        self._declare_journal_metrics(journal_counts)
 
-    def _declare_operator_metrics(self, dropped_records: Callable[[], int], version: str) -> None:
+    def _declare_operator_metrics(self, version: str) -> None:
         """Declare the metrics of the operator itself, which are computed at each scrape."""
         add = self._metrics.add_computed
         add(
             Metric("rota_watch_age_seconds", "Seconds since the last message of a kind's watch.", ("kind",)),
             lambda: self._watch_ages,
         )
-        missing = "Records missing in the journal because its disk is full or too slow."
-        add(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): dropped_records()})
         add(Metric("rota_leader", "Whether this operator leads: 1 or 0."), lambda: {(): float(self._is_leading())})
         build_info = Metric("rota_build_info", "Always 1; the label has the version.", ("version",))
         add(build_info, lambda: {(version,): 1})
+
+    def _declare_journal_metrics(self, counts: Callable[[], JournalCounts]) -> None:
+        add = self._metrics.add_computed
+        missing = "Records missing in the journal because its disk is full or too slow, or its bucket unavailable."
+        add(Metric("rota_journal_lost_total", missing, kind="counter"), lambda: {(): counts().dropped_records})
+        shipped = "Segments of the journal that were stored in its folder or bucket."
+        add(Metric("rota_journal_segments_total", shipped, kind="counter"), lambda: {(): counts().shipped_segments})
+        failed = "Attempts to store a segment of the journal that failed."
+        add(Metric("rota_journal_failures_total", failed, kind="counter"), lambda: {(): counts().failed_attempts})
+        spool = "Size of the journal's segments that are not stored yet, in bytes."
+        add(Metric("rota_journal_spool_bytes", spool), lambda: {(): counts().spool_bytes})
 
     def _group_counter(self, name: str, text: str, *labels: str) -> GroupCounter:
         counter = GroupCounter()

@@ -1,22 +1,21 @@
-"""Writer of the journal: one line of JSON per record, to hourly files or standard output; see docs/journal.md."""
+"""Writer of the journal: one line of JSON per record, to segments or standard output; see docs/journal.md."""
 
-import errno
 import logging
 import re
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import groupby
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from rota.kube.telemetry.journal.journal_files import LineAppender, RotatingFiles, WriteFailedError
+from rota.kube.telemetry.journal.line_appender import LineAppender, WriteFailedError
+from rota.kube.telemetry.journal.segment_output import JournalPlace, SegmentOutput
+from rota.kube.telemetry.journal.segment_rules import LostRecords
 from rota.model import single_line
 from rota.records import RECORD_SCHEMA
 from rota.timestamps import format_time
@@ -29,7 +28,6 @@ MAX_QUEUED_VALUES = 1_000_000  # values in records that wait for a slow disk: ab
 MAX_BATCH_RECORDS = 200  # records in one write
 RETRY_SECONDS = 5.0  # after a failed write, for which records are dropped without a try
 CLOSE_SECONDS = 5.0  # for the last writes when the operator ends
-TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
 
 JournalRecord = Mapping[str, Any]
 
@@ -43,6 +41,44 @@ class _Line(NamedTuple):
     at: str
     hour: str  # of the file, in UTC
     text: bytes  # the record, as a line of JSON
+
+
+class JournalCounts(NamedTuple):
+    """What a journal did since its start."""
+
+    dropped_records: int = 0
+    shipped_segments: int = 0
+    failed_attempts: int = 0  # to ship a segment
+    spool_bytes: int = 0  # now
+
+
+class _Output(Protocol):
+    """Where lines go to."""
+
+    def append(self, hour: str, lines: bytes) -> None:
+        """Append lines of an hour; raise WriteFailedError with the failed lines."""
+
+    def close_due(self) -> float | None:
+        """Do what is due without new lines; return the seconds until the next call is needed."""
+
+    def close(self) -> None:
+        """Finish what was appended."""
+
+
+class _StdoutOutput:
+    """Appends lines to standard output."""
+
+    def __init__(self) -> None:
+        self._appender = LineAppender(sys.stdout.fileno())
+
+    def append(self, _hour: str, lines: bytes) -> None:
+        self._appender.append(lines)
+
+    def close_due(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        pass
 
 
 def parse_size_limit(text: str) -> int:
@@ -65,12 +101,17 @@ class Journal:
     Records that cannot be written are dropped and counted; once writing works again, a `gap` record has their number.
     """
 
-    def __init__(self, destination: str, writer: str, limit: str = DEFAULT_LIMIT) -> None:
-        """`destination` is a folder, `-` for standard output, or empty for none; `writer` is part of file names."""
+    def __init__(
+        self, destination: str, writer: str, limit: str = DEFAULT_LIMIT, *, pod_uid: str = "", spool: str = ""
+    ) -> None:
+        """Open the journal; raise ValueError, with a sentence for users, if that is not possible.
+
+        `destination` is a folder, a URI, `-` for standard output, or empty for none. `writer` and `pod_uid` are part of
+        segments' names. `limit` is that of the folder, or of the spool for a URI.
+        """
         self.dropped_records = 0  # dropped records since the start
         self._destination = destination
         self._writer = writer
-        self._limit = parse_size_limit(limit)
         self._queued: list[JournalRecord] = []
         self._unwritten_values = 0  # values in records that are not written yet
         self._unreported_drops = 0
@@ -78,30 +119,26 @@ class Journal:
         self._retry_at = 0.0
         self._closing = False
         self._condition = threading.Condition()  # also the lock of the fields above
+        self._is_failure_logged = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        place = JournalPlace(destination, parse_size_limit(limit), spool)
+        self._segments: SegmentOutput | None = None
+        if destination not in {"", STDOUT}:
+            self._segments = SegmentOutput(place, writer, pod_uid, self._note_spool_drop)
+            self._segments.start()
+        self._output: _Output = self._segments or _StdoutOutput()
         if destination:
-            self._append_to_output, self._close_output = self._open_output()
             self._thread.start()
 
-    def _open_output(self) -> tuple[Callable[[str, bytes], None], Callable[[], None]]:
-        """Return the functions that append lines and close the output."""
-        if self._destination == STDOUT:
-            appender = LineAppender(sys.stdout.fileno())
-            return lambda _, lines: appender.append(lines), lambda: None
-        self._check_folder()
-        files = RotatingFiles(Path(self._destination), self._writer, self._limit)
-        return files.append, files.close
-
-    def _check_folder(self) -> None:
-        """Raise ValueError if the folder is not writable, unless the cause may pass."""
-        try:
-            Path(self._destination).mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._destination):
-                pass
-        except OSError as error:
-            if error.errno not in TRANSIENT_ERRNOS:
-                text = f"--journal {self._destination} is not writable: {error.strerror}"
-                raise ValueError(f"{text}; choose another folder") from None
+    @property
+    def counts(self) -> JournalCounts:
+        """What the journal did since its start."""
+        segments = self._segments
+        if segments is None:
+            return JournalCounts(self.dropped_records)
+        return JournalCounts(
+            self.dropped_records, segments.shipped_segments, segments.failed_attempts, segments.spool_bytes
+        )
 
     def write(self, records: Iterable[JournalRecord]) -> None:
         """Queue records for writing, each with its own time; the caller must not change them afterwards."""
@@ -121,7 +158,7 @@ class Journal:
             self._note_dropped(queued[0]["at"], len(queued), "the disk is too slow")
 
     def close(self) -> None:
-        """Wait up to CLOSE_SECONDS until all records are written."""
+        """Wait for a limited time until all records are written, and segments are shipped."""
         if not self._destination:
             return
         with self._condition:
@@ -130,13 +167,16 @@ class Journal:
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             _log.error("The journal was closed before all records were written: its disk does not respond")
+        else:
+            self._output.close()
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
+            idle_seconds = self._output.close_due()
             with self._condition:
                 # While drops are unreported, stop waiting after a while: the gap record needs no other record.
-                timeout = RETRY_SECONDS if self._unreported_drops else None
+                timeout = RETRY_SECONDS if self._unreported_drops else idle_seconds
                 self._condition.wait_for(lambda: self._queued or self._closing, timeout)
                 records = self._queued
                 self._queued = []
@@ -148,7 +188,6 @@ class Journal:
                 self._write_batch(records[start : start + MAX_BATCH_RECORDS])
             with self._condition:
                 self._unwritten_values -= values
-        self._close_output()
 
     def _write_batch(self, records: list[JournalRecord], *, dropped: int = 0, is_forced: bool = False) -> None:
         """Write records, and a `gap` record of `dropped` ones; soon after a failure, only if `is_forced`."""
@@ -160,9 +199,11 @@ class Journal:
         if is_forced or time.monotonic() >= self._retry_at:
             unwritten, reason = self._append_lines(lines)
         if dropped and not unwritten:
-            _log.warning("The journal is writable again; %d records were dropped", dropped)
             with self._condition:
                 self._unreported_drops -= dropped
+                was_logged, self._is_failure_logged = self._is_failure_logged, False
+            if was_logged:
+                _log.warning("The journal is writable again; %d records were dropped", dropped)
         # The unwritten lines are the last ones. A gap line among them is not lost: the next batch counts again.
         lost = record_lines[len(lines) - unwritten :]
         if lost:
@@ -175,7 +216,7 @@ class Journal:
             for hour, run in groupby(lines, key=lambda line: line.hour):
                 texts = [line.text for line in run]
                 unwritten -= len(texts)
-                self._append_to_output(hour, b"".join(texts))
+                self._output.append(hour, b"".join(texts))
         except WriteFailedError as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return unwritten + error.missing_lines.count(b"\n"), str(error)
@@ -194,13 +235,20 @@ class Journal:
         fields = {"writer": self._writer, "since": self._first_drop_at, "missing": missing}
         return {"schema": RECORD_SCHEMA, "kind": "gap", "at": format_time(time.time()), **fields}
 
+    def _note_spool_drop(self, lost: LostRecords) -> None:
+        """Count records that were dropped since they could not be shipped; the shipper has logged the reason."""
+        self._note_dropped(lost.since or format_time(time.time()), lost.records, "")
+
     def _note_dropped(self, at: str, count: int, reason: str) -> None:
+        """Count dropped records; log the first reason since records could be written."""
         with self._condition:
-            is_first = not self._unreported_drops
-            self._first_drop_at = at if is_first else self._first_drop_at
+            if not self._unreported_drops:
+                self._first_drop_at = at
             self._unreported_drops += count
             self.dropped_records += count
-        if is_first:
+            is_logged = bool(reason) and not self._is_failure_logged
+            self._is_failure_logged |= is_logged
+        if is_logged:
             where = "on standard output" if self._destination == STDOUT else f"in {self._destination}"
             _log.error("The journal %s cannot be written: %s; records are dropped until it can", where, reason)
 

@@ -1,0 +1,127 @@
+"""Output of the journal to a folder or bucket: a spool, and the thread that ships its segments."""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from rota.kube.telemetry.journal.folder_retention import FolderRetention
+from rota.kube.telemetry.journal.segment_rules import LostRecords
+from rota.kube.telemetry.journal.shipper import SegmentShipper
+from rota.kube.telemetry.journal.spool import Spool
+from rota.object_store import FolderStore, ObjectStore, StoreError, open_store
+from rota.object_store.segments import SegmentName
+
+HIDDEN_SPOOL = ".spool"  # in a folder
+SPOOL_PARTS = 10  # of a folder's limit, a tenth is for the spool
+SHIP_CLOSE_SECONDS = 10.0  # for the last segments when the operator ends
+TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
+
+
+class JournalPlace(NamedTuple):
+    """Where a journal is written."""
+
+    destination: str  # a folder, or the URI of a bucket's prefix
+    limit_bytes: int  # of the folder with its spool, or of the spool for a bucket
+    spool: str = ""  # a folder; empty: the default
+
+
+class SegmentOutput:
+    """Appends lines to segments and ships them."""
+
+    def __init__(
+        self, place: JournalPlace, identity: str, pod_uid: str, on_dropped: Callable[[LostRecords], None]
+    ) -> None:
+        """Raise ValueError, with a sentence for users, if the place cannot be used.
+
+        `identity` and `pod_uid` are part of the segments' names. `on_dropped` is called with records that the spool had
+        to drop.
+        """
+        try:
+            store = open_store(place.destination)
+        except ValueError as error:
+            raise ValueError(f"--journal: {error}") from error
+        spool_bytes = place.limit_bytes
+        retention = None
+        if isinstance(store, FolderStore):
+            _check_writable(f"--journal {store.uri}", Path(store.uri))
+            _check_hard_links(store)
+            spool_bytes = place.limit_bytes // SPOOL_PARTS
+            retention = FolderRetention(store, place.limit_bytes - spool_bytes)
+        process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_start(), 0)
+        self._spool = Spool(_find_spool(place, store), process, spool_bytes, on_dropped)
+        self._shipper = SegmentShipper(store, self._spool, retention)
+        self.append = self._spool.append
+        self.close_due = self._spool.close_due
+
+    def start(self) -> None:
+        """Start to ship; segments of ended processes come first."""
+        self._shipper.start()
+
+    def close(self) -> None:
+        """Ship what is left, for a limited time."""
+        self._spool.close_all()
+        self._shipper.close(SHIP_CLOSE_SECONDS)
+
+    @property
+    def shipped_segments(self) -> int:
+        """Number of segments that were shipped."""
+        return self._shipper.shipped_segments
+
+    @property
+    def failed_attempts(self) -> int:
+        """Number of attempts to ship a segment that failed."""
+        return self._shipper.failed_attempts
+
+    @property
+    def spool_bytes(self) -> int:
+        """Size of the segments that are not shipped yet."""
+        return self._spool.size_bytes
+
+
+def _find_spool(place: JournalPlace, store: ObjectStore) -> Path:
+    """Return the spool's folder; raise ValueError if it cannot be written."""
+    if not place.spool and isinstance(store, FolderStore):
+        return Path(store.uri) / HIDDEN_SPOOL
+    if place.spool:
+        folder = Path(place.spool).absolute()
+    else:
+        own = Path(tempfile.gettempdir()) / f"rota-journal-{os.getuid()}"
+        own.mkdir(mode=0o700, exist_ok=True)
+        if own.is_symlink() or own.stat().st_uid != os.getuid():  # everyone may write to /tmp
+            raise ValueError(f"{own} belongs to another user; choose a folder by --journal-spool")
+        # A folder for each destination, so that no journal ships the segments of another one.
+        folder = own / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+    _check_writable(f"--journal-spool {folder}", folder)
+    return folder
+
+
+def _check_writable(option: str, folder: Path) -> None:
+    """Raise ValueError if a folder is not writable, unless the cause may pass."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno not in TRANSIENT_ERRNOS:
+            raise ValueError(f"{option} is not writable: {error.strerror}; choose another folder") from None
+
+
+def _check_hard_links(store: FolderStore) -> None:
+    probe = f"{HIDDEN_SPOOL}/.probe-{secrets.token_hex(8)}"
+    try:
+        store.create(probe, b"")
+        store.delete(probe)
+    except StoreError as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in TRANSIENT_ERRNOS:
+            raise ValueError(f"--journal: {error}") from error
+
+
+def _utc_start() -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())

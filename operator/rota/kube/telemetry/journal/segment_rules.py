@@ -1,0 +1,115 @@
+"""When segments are closed, retried and dropped, and their names in the spool: decisions without I/O."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from rota.object_store.segments import SUFFIX, SegmentName, parse_segment
+
+SEGMENT_SECONDS = 60.0  # from a segment's first record until it is shipped
+SEGMENT_BYTES = 16 * 2**20  # a segment that reaches this size is shipped at once
+SEGMENTS_PER_LIMIT = 50  # with a small limit, segments are smaller than that
+MAX_OPEN_SEGMENTS = 4  # hours that are written concurrently, after clocks have jumped
+RETRY_SECONDS = 5.0  # after the first failure
+MAX_RETRY_SECONDS = 60.0  # after many
+SPOOL_SUFFIX = ".jsonl"
+
+_SPOOL_FILE = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d{6,12})\.jsonl", re.ASCII)
+_GAP = b'"kind":"gap"'
+_decode = msgspec.json.Decoder().decode
+
+
+class OpenSegment(NamedTuple):
+    """A segment that records are appended to."""
+
+    name: SegmentName
+    opened_at: float  # of the monotonic clock
+    size_bytes: int
+
+
+class ClosedSegment(NamedTuple):
+    """A segment in the spool that is complete."""
+
+    name: SegmentName
+    size_bytes: int
+    records: int | None  # None: not known, since another process has written it
+
+
+class LostRecords(NamedTuple):
+    """Records that are dropped with a segment."""
+
+    records: int
+    since: str  # time of the first one; empty: not known
+
+
+def segment_bytes(limit_bytes: int) -> int:
+    """Return the size at which a segment is closed."""
+    return min(SEGMENT_BYTES, limit_bytes // SEGMENTS_PER_LIMIT)
+
+
+def segments_to_close(segments: Collection[OpenSegment], now: float, max_bytes: int) -> list[OpenSegment]:
+    """Return the open segments that are old or large enough, and the oldest ones if there are too many."""
+    by_age = sorted(segments, key=lambda segment: segment.opened_at)
+    surplus = by_age[: max(len(by_age) - MAX_OPEN_SEGMENTS, 0)]
+    return [
+        segment
+        for segment in by_age
+        if segment in surplus or segment.size_bytes >= max_bytes or now >= segment.opened_at + SEGMENT_SECONDS
+    ]
+
+
+def seconds_until_close(segments: Iterable[OpenSegment], now: float) -> float | None:
+    """Return the seconds until the next segment is old enough; None if none is open."""
+    ages = [segment.opened_at + SEGMENT_SECONDS - now for segment in segments]
+    return max(min(ages), 0.0) if ages else None
+
+
+def segments_to_drop(closed: Sequence[ClosedSegment], spool_bytes: int, max_bytes: int) -> list[ClosedSegment]:
+    """Return the oldest closed segments without which the spool has its maximum size."""
+    dropped: list[ClosedSegment] = []
+    for segment in closed:
+        if spool_bytes <= max_bytes:
+            break
+        dropped.append(segment)
+        spool_bytes -= segment.size_bytes
+    return dropped
+
+
+def retry_seconds(failures: int) -> float:
+    """Return the pause after so many failures in sequence."""
+    return min(RETRY_SECONDS * 2.0 ** min(failures - 1, 10), MAX_RETRY_SECONDS)
+
+
+def whole_lines(data: bytes) -> bytes:
+    """Return data without an incomplete line at its end, which a killed process or a full disk has left."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def count_lost(lines: bytes) -> LostRecords:
+    """Return what is lost with these lines; a `gap` among them counts as the records that it reports."""
+    count = 0
+    times: list[str] = []
+    for line in lines.splitlines():
+        record = _decode(line) if _GAP in line or not times else {}
+        count += record.get("missing", 1)
+        times += [record[field] for field in ("at", "since") if field in record]
+    return LostRecords(count, min(times, default=""))
+
+
+def spool_file(name: SegmentName) -> str:
+    """Return the name of a segment's file in the spool, below the folder of its process."""
+    return f"{name.hour}-{name.sequence:06}{SPOOL_SUFFIX}"
+
+
+def spool_folder(name: SegmentName) -> str:
+    """Return the name of a process' folder in the spool."""
+    key = name._replace(hour="2026-01-01T00", sequence=0).key  # these two are in the names of its files
+    return key.partition("/")[2][len("00-") : -len(f"-000000{SUFFIX}")]
+
+
+def parse_spool_path(folder: str, file: str) -> SegmentName | None:
+    """Return the segment of a file in the spool; None if it is none."""
+    match = _SPOOL_FILE.fullmatch(file)
+    return parse_segment(f"date={match[1]}/{match[2]}-{folder}-{match[3]}{SUFFIX}") if match else None

@@ -1,0 +1,210 @@
+"""The spool: a folder with the segments that are not shipped yet."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from rota.kube.telemetry.journal.line_appender import LineAppender, WriteFailedError
+from rota.kube.telemetry.journal.segment_rules import (
+    ClosedSegment,
+    LostRecords,
+    OpenSegment,
+    count_lost,
+    seconds_until_close,
+    segment_bytes,
+    segments_to_close,
+    segments_to_drop,
+    spool_file,
+    spool_folder,
+    whole_lines,
+)
+from rota.kube.telemetry.journal.spool_folders import SpoolFolders
+from rota.object_store.segments import SegmentName
+
+
+class Spool:
+    """The segments of this process, and of ended ones. One thread appends, another one ships.
+
+    When the spool exceeds its maximum size, it drops its oldest segments and calls `on_dropped`.
+    """
+
+    def __init__(
+        self, root: Path, process: SegmentName, max_bytes: int, on_dropped: Callable[[LostRecords], None]
+    ) -> None:
+        """Use the folder `root`; `process` has the names of this process."""
+        self.root = root
+        self.size_bytes = 0  # of all segments; read without the lock, which a slow disk may hold
+        self.changed = threading.Condition()  # also the lock of the fields below; notified when a segment is closed
+        self._max_bytes = max_bytes
+        self._on_dropped = on_dropped
+        self._folders = SpoolFolders(root, process)
+        self._sequence = 0  # of the newest segment
+        self._open: dict[str, _SegmentFile] = {}  # by hour
+        self._closed: list[ClosedSegment] = []  # the oldest first
+        self._taken: ClosedSegment | None = None  # by the thread that ships
+
+    def append(self, hour: str, lines: bytes) -> None:
+        """Append lines to the segment of an hour; raise WriteFailedError with the failed lines."""
+        with self.changed:
+            try:
+                self._file_of(hour).append(lines)
+            except OSError as error:
+                raise WriteFailedError(error.strerror or str(error), lines) from None
+            except WriteFailedError:
+                self._close(hour)  # it may end within a line
+                raise
+            finally:
+                self._update_size()
+        self.close_due()
+        self._drop_surplus()
+
+    def close_due(self) -> float | None:
+        """Close segments that are old or large enough; return the seconds until the next one is, None: none is open."""
+        with self.changed:
+            now = time.monotonic()
+            segments = [file.segment for file in self._open.values()]
+            for segment in segments_to_close(segments, now, segment_bytes(self._max_bytes)):
+                self._close(segment.name.hour)
+            return seconds_until_close([file.segment for file in self._open.values()], now)
+
+    def close_all(self) -> None:
+        """Close all segments."""
+        with self.changed:
+            for hour in [*self._open]:
+                self._close(hour)
+
+    def adopt(self) -> None:
+        """Add the segments of processes that have ended; they come before those of this process."""
+        with self.changed:
+            self._closed = sorted([*self._folders.adopt(), *self._closed], key=_age)
+            self._update_size()
+            self._release_folders()
+
+    def take(self) -> ClosedSegment | None:
+        """Return the oldest closed segment. It stays in the spool until it is removed."""
+        with self.changed:
+            self._taken = self._closed[0] if self._closed else None
+            return self._taken
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether a segment can be shipped; for holders of the lock."""
+        return bool(self._closed)
+
+    def read(self, segment: ClosedSegment) -> bytes:
+        """Return a segment's whole lines; raise OSError if they cannot be read."""
+        return whole_lines(self._path(segment.name).read_bytes())
+
+    def remove(self, segment: ClosedSegment) -> None:
+        """Remove a closed segment."""
+        with self.changed:
+            self._closed.remove(segment)
+            self._taken = None if segment == self._taken else self._taken
+            with suppress(OSError):  # its content is stored, or lost; a later process would store it again
+                self._path(segment.name).unlink()
+            self._update_size()
+            self._release_folders()
+
+    def drop(self, segment: ClosedSegment) -> None:
+        """Remove a closed segment whose file cannot be read, and report its records as lost."""
+        self._on_dropped(self._discard(segment))
+
+    def close(self) -> int:
+        """Leave the rest to the next process; return the number of segments that are left."""
+        with self.changed:
+            left = len(self._closed)
+            self._folders.release({spool_folder(segment.name) for segment in self._closed})
+            self._folders.unlock()
+            return left
+
+    def _file_of(self, hour: str) -> "_SegmentFile":
+        file = self._open.get(hour)
+        if file and not file.is_deleted:
+            return file
+        if file:
+            self._open.pop(hour).close()  # a user has deleted it
+        self._folders.create_own()
+        self._sequence += 1
+        name = self._folders.process._replace(hour=hour, sequence=self._sequence)
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)  # a user may have deleted it
+        self._open[hour] = file = _SegmentFile(name, path)
+        return file
+
+    def _close(self, hour: str) -> None:
+        segment = self._open.pop(hour).close()
+        if segment.size_bytes:
+            self._closed.append(segment)
+            self.changed.notify_all()
+        else:
+            with suppress(OSError):
+                self._path(segment.name).unlink()
+
+    def _drop_surplus(self) -> None:
+        while True:
+            with self.changed:  # until it is removed, so that nothing ships it meanwhile
+                waiting = [segment for segment in self._closed if segment != self._taken]
+                surplus = segments_to_drop(waiting, self.size_bytes, self._max_bytes)
+                if not surplus:
+                    return
+                lost = self._discard(surplus[0])
+            self._on_dropped(lost)
+
+    def _discard(self, segment: ClosedSegment) -> LostRecords:
+        try:
+            lost = count_lost(self.read(segment))
+        except (OSError, ValueError):  # a damaged or missing file
+            lost = LostRecords(segment.records or 1, "")
+        self.remove(segment)
+        return lost
+
+    def _update_size(self) -> None:
+        opened = sum(file.segment.size_bytes for file in self._open.values())
+        self.size_bytes = opened + sum(segment.size_bytes for segment in self._closed)
+
+    def _release_folders(self) -> None:
+        self._folders.release({spool_folder(name) for name in (self._folders.process, *(c.name for c in self._closed))})
+
+    def _path(self, name: SegmentName) -> Path:
+        return self.root / spool_folder(name) / spool_file(name)
+
+
+class _SegmentFile:
+    """The file of an open segment."""
+
+    def __init__(self, name: SegmentName, path: Path) -> None:
+        """Create the file, never opening what another process has put there."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._appender = LineAppender(os.open(path, flags, 0o644))
+        self._records = 0
+        self.segment = OpenSegment(name, time.monotonic(), 0)
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no name any more."""
+        return os.fstat(self._appender.file_descriptor).st_nlink == 0
+
+    def append(self, lines: bytes) -> None:
+        """Append lines; raise WriteFailedError with the failed lines."""
+        written = lines
+        try:
+            self._appender.append(lines)
+        except WriteFailedError as error:
+            written = lines[: len(lines) - len(error.missing_lines)]
+            raise
+        finally:
+            self._records += written.count(b"\n")
+            self.segment = self.segment._replace(size_bytes=self.segment.size_bytes + len(written))
+
+    def close(self) -> ClosedSegment:
+        """Close the file, and return what it contains."""
+        with suppress(OSError):
+            os.close(self._appender.file_descriptor)
+        return ClosedSegment(self.segment.name, self.segment.size_bytes, self._records)
+
+
+def _age(segment: ClosedSegment) -> tuple[str, str, int]:
+    return segment.name.start, spool_folder(segment.name), segment.name.sequence

@@ -1,0 +1,108 @@
+"""The folders of the spool, one for each process of the operator, each locked by its process.
+
+A process adopts the folders of processes that have ended. A file system may not show locks of other nodes, so a folder
+of another pod must be idle for a while.
+"""
+
+import calendar
+import fcntl
+import os
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rota.kube.telemetry.journal.segment_rules import ClosedSegment, parse_spool_path, spool_folder
+from rota.object_store.segments import SegmentName
+
+IDLE_SECONDS = 600.0  # since the last change in the folder of another pod
+_LOCK = "lock"
+_START = "%Y%m%dT%H%M%SZ"
+
+
+class SpoolFolders:
+    """The folders that this process has locked: its own one, and adopted ones."""
+
+    def __init__(self, root: Path, process: SegmentName) -> None:
+        """Begin without folders; `process` has the names of this process."""
+        self.root = root
+        self.process = process
+        self._has_own = False
+        self._locks: dict[str, int] = {}  # descriptors of the locks, by the names of folders
+
+    def create_own(self) -> None:
+        """Create the folder of this process, unless that was done; raise OSError if it fails.
+
+        If another process has or had the same names, `process` gets a later start.
+        """
+        while not self._has_own:
+            folder = self.root / spool_folder(self.process)
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                if not folder.is_dir():  # the spool itself is a file
+                    raise
+            else:
+                self._has_own = self._lock(folder.name)
+                if self._has_own:
+                    return
+            start = calendar.timegm(time.strptime(self.process.start, _START)) + 1
+            self.process = self.process._replace(start=time.strftime(_START, time.gmtime(start)))
+
+    def adopt(self) -> list[ClosedSegment]:
+        """Lock the folders of processes that have ended, and return their segments."""
+        adopted: list[ClosedSegment] = []
+        for folder in self._other_folders():
+            if self._may_adopt(folder) and self._lock(folder.name):
+                adopted += self._segments_in(folder)
+        return adopted
+
+    def release(self, needed: Collection[str]) -> None:
+        """Remove and unlock all locked folders, but the needed ones."""
+        for folder in [name for name in self._locks if name not in needed]:
+            with suppress(OSError):  # a user has put other files there
+                (self.root / folder / _LOCK).unlink(missing_ok=True)
+                (self.root / folder).rmdir()
+            os.close(self._locks.pop(folder))
+
+    def unlock(self) -> None:
+        """Leave all folders to the next process."""
+        for folder in [*self._locks]:
+            os.close(self._locks.pop(folder))
+
+    def _other_folders(self) -> list[Path]:
+        try:
+            return sorted(path for path in self.root.iterdir() if path.name not in self._locks and path.is_dir())
+        except OSError:  # deleted, or its disk fails: there is another try later
+            return []
+
+    def _may_adopt(self, folder: Path) -> bool:
+        own_pod = spool_folder(self.process).rpartition("-")[0]
+        if folder.name.rpartition("-")[0] == own_pod:
+            return True
+        try:
+            newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+        except OSError:  # another process is removing it
+            return False
+        return time.time() > newest + IDLE_SECONDS
+
+    def _segments_in(self, folder: Path) -> Iterator[ClosedSegment]:
+        with suppress(OSError):
+            for path in folder.iterdir():
+                name = parse_spool_path(folder.name, path.name)
+                if name and path.is_file() and not path.is_symlink():
+                    yield ClosedSegment(name, path.stat().st_size, None)
+
+    def _lock(self, folder: str) -> bool:
+        """Lock a folder; return False if another process has, or if that is not possible."""
+        try:
+            descriptor = os.open(self.root / folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return False
+        self._locks[folder] = descriptor
+        return True
