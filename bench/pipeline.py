@@ -23,13 +23,13 @@ def rows() -> Iterator[Row]:
     """Generate one journal, and time each step once, because the steps take minutes."""
     groups = os.environ.get("ROTA_BENCH_GROUPS", "100")
     with tempfile.TemporaryDirectory() as folder:
-        journal, lake, made = (str(Path(folder) / name) for name in ("journal", "lake", "made"))
-        yield Row(f"generate a day of {groups} groups", _timed(*ROTA, "generate", "--groups", groups, "--to", journal))
-        yield Row("ingest", _timed(*ROTA, "ingest", journal, "--to", lake, "--all"))
-        ours = _timed(*ROTA, "rollup", lake, "--to", made)
+        lake = str(Path(folder) / "lake")
+        yield Row(f"generate a day of {groups} groups", _timed(*ROTA, "generate", "--groups", groups, "--to", lake))
+        yield Row("ingest", _timed(*ROTA, "ingest", lake))
+        ours = _timed(*ROTA, "rollup", lake)
         yield Row("rollup of the lake, peer: DuckDB's part of it", ours, _timed(*PEERS, "duckdb", lake))
         yield Row("rollup of the lake, peer: pandas' part of it", ours, _timed(*PEERS, "pandas", lake))
-        played = ["simulate", lake, "--policies", _policies(Path(folder)), "--to", f"{made}-of-them"]
+        played = ["simulate", lake, "--policies", _policies(Path(folder))]
         one_core, two_cores = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
         yield Row(f"simulation of {len(STRATEGIES)} policies on 2 cores, peer: on 1", two_cores, one_core)
 

@@ -16,14 +16,14 @@ SQL = """
 WITH rebalances AS (
   SELECT "group", date_trunc('hour', "at") AS hour, count(*) AS rebalances, sum(moved) AS moved,
          quantile_cont(seconds, 0.5) AS p50, quantile_cont(seconds, 0.99) AS p99
-  FROM read_parquet('{lake}/rebalance/*/*/*.parquet') GROUP BY ALL
+  FROM read_parquet('{lake}/lake/rebalance/**/*.parquet') GROUP BY ALL
 ), looks AS (
   SELECT "group", date_trunc('hour', "at") AS hour,
     list_sum(flatten(list_transform(map_entries(topics), lambda topic:
       CASE WHEN topic.key LIKE '\\%RETRY\\%%' ESCAPE '\\' THEN [] ELSE
         flatten(list_transform(map_values(topic.value), lambda it:
           list_transform(list_zip(it.last, it.committed), lambda pair: greatest(pair[1] - pair[2], 0)))) END))) AS lag
-  FROM read_parquet('{lake}/offsets/*/*/*.parquet')
+  FROM read_parquet('{lake}/lake/offsets/**/*.parquet')
 ), lags AS (
   SELECT "group", hour, quantile_cont(lag, 0.5) AS lag_p50, quantile_cont(lag, 0.99) AS lag_p99, max(lag) AS lag_max
   FROM looks GROUP BY ALL
@@ -45,7 +45,7 @@ def by_pandas(lake: str) -> tuple[Any, ...]:
     import pandas as pd
 
     def read(kind: str, *columns: str) -> Any:
-        table = pd.read_parquet(Path(lake) / kind, columns=["group", "at", *columns])
+        table = pd.read_parquet(Path(lake) / "lake" / kind, columns=["group", "at", *columns])
         return table.assign(hour=table["at"].dt.floor("h"))
 
     keys = ["group", "hour"]

@@ -113,6 +113,11 @@ def journal(values: str) -> dict[str, str]:
     return {'rota_journal_lost_total{namespace="rota-system", job="rota", pod="rota-1"}': values}
 
 
+def stored(failures: str, segments: str) -> dict[str, str]:
+    labels = '{namespace="rota-system", job="rota", pod="rota-1"}'
+    return {f"rota_journal_failures_total{labels}": failures, f"rota_journal_segments_total{labels}": segments}
+
+
 QUEUES = of_group("queues", "8x240")
 TOPIC = members(2) | of_group("group_lag_estimated", "0x240", ', topic="orders"')
 TOPICS = TOPIC | of_group("group_lag_estimated", "1x240", ', topic="payments"')
@@ -397,4 +402,13 @@ CASES = [
     ),
     Case("RotaJournalIncomplete", "it lost some an hour ago", journal("0x10 7x120"), "60m"),
     Case("RotaJournalIncomplete", "nothing is lost", journal("0x60"), "20m"),
+    Case(
+        "RotaJournalNotStored",
+        "its bucket refuses",
+        stored("0x10 0+2x120", "0+2x10 20x120"),
+        "40m",
+        (Fires("warning", labels=OPERATOR),),
+    ),
+    Case("RotaJournalNotStored", "its bucket refused for a moment", stored("0x10 0+2x4 8x120", "0+2x140"), "40m"),
+    Case("RotaJournalNotStored", "it has nothing to store", stored("0x140", "0x140"), "40m"),
 ]

@@ -104,3 +104,12 @@ def test_network_policy_protects_members_in_watched_namespaces(helm: Helm) -> No
         member = MEMBER._replace(namespace=namespace)
         assert not admits(rendering.by_kind["NetworkPolicy"], ATTACKER, member, CONTROL_PORT)
     assert admits(rendering.by_kind["NetworkPolicy"], ATTACKER, MEMBER._replace(namespace="other"), CONTROL_PORT)
+
+
+def test_network_policy_for_egress_opens_the_port_of_the_bucket_only_if_asked(helm: Helm) -> None:
+    assert all(policy["spec"]["policyTypes"] == ["Ingress"] for policy in policies(helm))
+    (egress,) = (policy for policy in policies(helm, bucketPort=443) if policy["spec"]["policyTypes"] == ["Egress"])
+    assert egress["metadata"]["name"] == "rota-bucket"
+    assert egress["spec"]["podSelector"]["matchLabels"].items() <= operator_pod(helm).labels.items()
+    ports = [(port.get("protocol", "TCP"), port["port"]) for port in egress["spec"]["egress"][0]["ports"]]
+    assert ports == [("TCP", 443), ("TCP", 53), ("UDP", 53)]

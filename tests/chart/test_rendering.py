@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chart.charts import CHART, EVERYTHING, PROMETHEUS, ROOT, Helm, Rendered
+from chart.charts import CHART, EVERYTHING, PROMETHEUS, ROOT, Helm, HelmError, Rendered
 from ground.api import Object
 
 SELECTOR = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
@@ -60,6 +60,7 @@ def test_chart_switches_add_their_objects(default: Rendered, everything: Rendere
         "ConfigMap/rota-dashboard-group",
         "ConfigMap/rota-dashboard-operator",
         "ConfigMap/rota-dashboard-queues",
+        "CronJob/rota-maintain",
         "CronJob/rota-pipeline",
         "NetworkPolicy/rota",
         "NetworkPolicy/rota-members",
@@ -271,6 +272,44 @@ def test_journal_volume_follows_the_chart_values(
     assert ("PersistentVolumeClaim" in rendered) == ("rota-journal" in str(volume))
 
 
+BUCKET: Object = {"kind": "bucket", "uri": "s3://acme-rota/prod/journal"}
+
+
+def test_journal_in_a_bucket_needs_a_spool_and_no_shared_volume(helm: Helm) -> None:
+    rendered = helm.template(journal=BUCKET, replicas=3)
+    assert rendered["Deployment"]["spec"]["strategy"]["type"] == "RollingUpdate"
+    assert rendered.env["ROTA_JOURNAL"] == "s3://acme-rota/prod/journal"
+    assert rendered.env["ROTA_JOURNAL_SPOOL"] == "/var/lib/rota/spool"
+    assert rendered.env["ROTA_JOURNAL_LIMIT"] == "966367641"
+    assert rendered.container["volumeMounts"] == [{"name": "spool", "mountPath": "/var/lib/rota/spool"}]
+    assert rendered.pod["spec"]["volumes"] == [{"name": "spool", "emptyDir": {"sizeLimit": "1Gi"}}]
+    assert "PersistentVolumeClaim" not in rendered
+    assert "envFrom" not in rendered.container
+
+
+def test_journal_bucket_gets_its_credentials_from_a_secret_or_the_account(helm: Helm) -> None:
+    rendered = helm.template(journal={**BUCKET, "secret": "rota-bucket"})
+    assert rendered.container["envFrom"] == [{"secretRef": {"name": "rota-bucket"}}]
+    annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::123456789012:role/rota-journal"}
+    account = helm.template(journal=BUCKET, serviceAccount={"annotations": annotations})["ServiceAccount/rota"]
+    assert account["metadata"]["annotations"] == annotations
+
+
+@pytest.mark.parametrize(
+    ("journal", "sentence"),
+    [
+        ({"kind": "bucket"}, "journal.kind is bucket: set journal.uri"),
+        ({"kind": "volume", "uri": BUCKET["uri"]}, "journal.uri is for journal.kind bucket"),
+        ({**BUCKET, "spool": "1Mi"}, "journal.spool is too small; the minimum is 2Mi"),
+    ],
+)
+def test_journal_bucket_values_that_contradict_each_other_are_rejected(
+    helm: Helm, journal: Object, sentence: str
+) -> None:
+    with pytest.raises(HelmError, match=sentence):
+        helm.template(journal=journal)
+
+
 def test_journal_claim_is_annotated_to_be_kept_on_uninstall(helm: Helm) -> None:
     claim = {"storageClass": "shared", "accessModes": ["ReadWriteMany"]}
     rendered = helm.template(journal={"kind": "volume", "size": "50Gi", "claim": claim})["PersistentVolumeClaim"]
@@ -289,17 +328,27 @@ def definitions(rendered: Rendered) -> dict[str, Object]:
     return {definition["metadata"]["name"]: definition for definition in rendered.by_kind["CustomResourceDefinition"]}
 
 
-def test_pipeline_job_runs_ingest_then_rollup_on_the_journal(helm: Helm) -> None:
+PIPELINE = "CronJob/rota-pipeline"
+MAINTENANCE = "CronJob/rota-maintain"
+
+
+def pipeline_pod(rendered: Rendered, name: str = PIPELINE) -> Object:
+    pod: Object = rendered[name]["spec"]["jobTemplate"]["spec"]["template"]
+    return pod
+
+
+def test_pipeline_job_runs_all_steps_in_one_container_on_the_journal(helm: Helm) -> None:
     values: Object = {"journal": {"kind": "volume"}, "pipeline": {"enabled": True, "claim": "history"}}
-    job = helm.template(**values)["CronJob"]["spec"]
+    rendered = helm.template(**values)
+    job = rendered[PIPELINE]["spec"]
     assert (job["schedule"], job["concurrencyPolicy"]) == ("20 * * * *", "Forbid")
-    pod = job["jobTemplate"]["spec"]["template"]
+    pod = pipeline_pod(rendered)
     assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "pipeline"
-    steps = (*pod["spec"]["initContainers"], *pod["spec"]["containers"])
-    assert [step["args"][0] for step in steps] == ["ingest", "rollup"]
-    assert steps[1]["args"][-2:] == ["--days=7", "--if-any"]
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == ["run", "/history/lake", "--journal=/journal", "--days=7", "--if-any"]
     assert "affinity" not in pod["spec"]
-    claims = {step["name"]: step.get("persistentVolumeClaim") for step in pod["spec"]["volumes"]}
+    assert "initContainers" not in pod["spec"]
+    claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in pod["spec"]["volumes"]}
     assert claims["journal"] == {"claimName": "rota-journal", "readOnly": True}
     assert claims["history"] == {"claimName": "history"}
 
@@ -307,20 +356,67 @@ def test_pipeline_job_runs_ingest_then_rollup_on_the_journal(helm: Helm) -> None
 def test_pipeline_job_runs_on_the_node_of_the_operator_if_the_journal_needs_it(helm: Helm) -> None:
     journal: Object = {"kind": "volume", "claim": {"accessModes": ["ReadWriteOnce"]}}
     rendered = helm.template(replicas=1, journal=journal, pipeline={"enabled": True, "claim": "history"})
-    pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    (term,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert term["labelSelector"] == rendered["Deployment"]["spec"]["selector"]
-    assert term["topologyKey"] == "kubernetes.io/hostname"
+    for name in (PIPELINE, MAINTENANCE):
+        affinity = pipeline_pod(rendered, name)["spec"]["affinity"]
+        (term,) = affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["labelSelector"] == rendered["Deployment"]["spec"]["selector"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_pipeline_job_runs_recommend_if_policies_are_given(helm: Helm) -> None:
-    pipeline: Object = {"enabled": True, "claim": "history", "policies": "to-try", "days": 3}
+def test_pipeline_job_recommends_if_policies_are_given_and_pushes_metrics(helm: Helm) -> None:
+    pipeline: Object = {
+        "enabled": True,
+        "claim": "history",
+        "policies": "to-try",
+        "days": 3,
+        "pushGateway": "http://p:1",
+    }
     rendered = helm.template(journal={"kind": "volume"}, pipeline=pipeline)
-    pod = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    assert [container["args"][0] for container in pod["initContainers"]] == ["ingest", "rollup"]
-    (recommend,) = pod["containers"]
-    assert (*recommend["args"][:2], *recommend["args"][-2:]) == ("recommend", "/history/lake", "--days=3", "--if-any")
-    assert {"name": "policies", "mountPath": "/policies", "readOnly": True} in recommend["volumeMounts"]
+    (container,) = pipeline_pod(rendered)["spec"]["containers"]
+    assert container["args"][3:] == [
+        "--days=3",
+        "--if-any",
+        "--policies=/policies/policies.yaml",
+        "--to=/history/recommendation",
+        "--push-gateway=http://p:1",
+    ]
+    assert {"name": "policies", "mountPath": "/policies", "readOnly": True} in container["volumeMounts"]
+
+
+def test_pipeline_job_maintains_the_lake_and_writes_the_journal_only_to_delete_from_it(helm: Helm) -> None:
+    values: Object = {"journal": {"kind": "volume"}, "pipeline": {"enabled": True, "claim": "history"}}
+    rendered = helm.template(**values)
+    assert rendered[MAINTENANCE]["spec"]["schedule"] == "50 3 * * 0"
+    pod = pipeline_pod(rendered, MAINTENANCE)["spec"]
+    (container,) = pod["containers"]
+    assert container["args"] == ["maintain", "/history/lake", "--journal=/journal", "--snapshot-days=7", "--if-any"]
+    assert {"name": "journal", "mountPath": "/journal", "readOnly": True} in container["volumeMounts"]
+    values["pipeline"] |= {"keepDays": 400, "snapshotDays": 14}
+    rendered = helm.template(**values)
+    pod = pipeline_pod(rendered, MAINTENANCE)["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][3:] == ["--snapshot-days=14", "--if-any", "--keep-days=400"]
+    assert {"name": "journal", "mountPath": "/journal", "readOnly": False} in container["volumeMounts"]
+    assert pod["volumes"][0]["persistentVolumeClaim"]["readOnly"] is False
+    assert pipeline_pod(rendered)["spec"]["volumes"][0]["persistentVolumeClaim"]["readOnly"] is True
+
+
+def test_pipeline_job_reads_and_writes_buckets_with_their_secrets_and_without_volumes(helm: Helm) -> None:
+    rendered = helm.template(
+        journal={"kind": "bucket", "uri": "s3://rota/fleet/journal", "secret": "journal-bucket"},
+        pipeline={"enabled": True, "lake": "s3://rota/fleet", "secret": "lake-bucket", "serviceAccountName": "analyst"},
+    )
+    for name, command in ((PIPELINE, "run"), (MAINTENANCE, "maintain")):
+        pod = pipeline_pod(rendered, name)["spec"]
+        (container,) = pod["containers"]
+        assert container["args"][:3] == [command, "s3://rota/fleet", "--journal=s3://rota/fleet/journal"]
+        assert container["envFrom"] == [
+            {"secretRef": {"name": "journal-bucket"}},
+            {"secretRef": {"name": "lake-bucket"}},
+        ]
+        assert pod["serviceAccountName"] == "analyst"
+        assert [volume["name"] for volume in pod["volumes"]] == ["scratch"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {"scratch"}
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -359,8 +455,8 @@ def test_chart_security_contexts_can_be_left_to_the_cluster(helm: Helm) -> None:
         journal={"kind": "volume"},
         pipeline={"enabled": True, "claim": "history"},
     )
-    job = rendered["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    for pod in (rendered.pod["spec"], job, rendered["Pod"]["spec"]):
+    jobs = [pipeline_pod(rendered, name)["spec"] for name in (PIPELINE, MAINTENANCE)]
+    for pod in (rendered.pod["spec"], *jobs, rendered["Pod"]["spec"]):
         assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         for container in [*pod["containers"], *pod.get("initContainers", [])]:
             assert container["securityContext"]["seLinuxOptions"] == {"level": "s0"}

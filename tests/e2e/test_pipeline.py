@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,19 +83,19 @@ def test_pipeline_cronjob_of_the_chart_writes_tables_and_a_recommendation(
     finally:
         print(installation.operator_kubectl("logs", "job/once", "--all-containers", check=False))
     results = {path.name for path in scheduled[HISTORY].iterdir()}
-    assert results == {"lake", "rollup", "recommendation"}
-    assert list(scheduled[HISTORY].glob("rollup/**/*.parquet"))
+    assert results == {"lake", "recommendation"}
+    assert list(scheduled[HISTORY].glob("lake/marts/rollup/**/*.parquet"))
+    steps = ("ingest", "rollup", "audit", "simulate", "recommend")
+    assert len(list(scheduled[HISTORY].glob("lake/_rota/snapshots/*.json"))) == len(steps)
     assert (scheduled[HISTORY] / "recommendation" / "report.html").exists()
 
 
 def generate_journal(journal: Path) -> None:
-    """Write two hours of a group to the journal; its files have not changed for an hour."""
-    source = journal.parent / "generated"
-    command = [sys.executable, "-m", "rota.cli", "pipeline", "generate", "--groups=1", "--hours=2", "--to", str(source)]
+    """Write two hours of a group to the journal."""
+    lake = journal.parent / "generated"
+    command = [sys.executable, "-m", "rota.cli", "pipeline", "generate", "--groups=1", "--hours=2", "--to", str(lake)]
     subprocess.run(command, check=True, env={**os.environ, "ROTA_SPARK_MEMORY": "1g"})
-    long_ago = time.time() - 3600
-    for path in sorted(source.rglob("*.jsonl")):
-        target = journal / path.relative_to(source)
+    for path in sorted((lake / "journal").rglob("*.jsonl.gz")):
+        target = journal / path.relative_to(lake / "journal")
         target.parent.mkdir(parents=True, exist_ok=True)
         path.rename(target)
-        os.utime(target, (long_ago, long_ago))

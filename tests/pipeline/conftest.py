@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from ground.s3 import Bucket
 from rota.cli.commands.pipeline import progress
 from rota.pipeline.common.spark_session import SETTINGS, create_session
 
@@ -39,3 +40,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = create_session("rota-tests", {"spark.sql.warehouse.dir": str(warehouse)})
     yield session
     session.stop()
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def lake_uri(request: pytest.FixtureRequest, tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the place of a lake that does not exist yet: a folder, then a bucket of a real S3 server."""
+    for name, value in bucket.variables.items():
+        monkeypatch.setenv(name, value)
+    return str(tmp_path / "lake") if request.param == "folder" else f"{bucket.uri}/some/lake"

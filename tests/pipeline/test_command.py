@@ -1,27 +1,28 @@
 """The commands of `rota pipeline`: one complete run, and their errors for invalid input."""
 
+import gzip
 import json
 import re
 import shutil
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
+from pipeline.lake_folders import ingest, verdict_line, write_file, write_segment
 from rota.cli import main
-from rota.pipeline.ingest.facts import first_day, read_facts
+from rota.pipeline.ingest.facts import first_day
+from rota.pipeline.lake.tables import Lake
 from rota.records import journal_record
 
 DAY = "date=2025-11-21"
 STEADY = "kind: RebalancePolicy\nmetadata: {name: steady}\nspec: {strategy: Sticky}\n"
 GROUPS, HOURS = 2, 3
+NOTE = re.compile(r"rota: (reading|published) snapshot \d+ of .*\n|rota: \d+ new segments? of .*\n")
 
 
 def rota(*arguments: object) -> Result:
@@ -30,7 +31,7 @@ def rota(*arguments: object) -> Result:
 
 def output_of(*arguments: object) -> str:
     result = rota(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.exception
+    assert (result.exit_code, NOTE.sub("", result.stderr)) == (0, ""), result.exception
     return result.stdout
 
 
@@ -39,17 +40,25 @@ def error_of(*arguments: object) -> str:
     result = rota(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("rota: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr.removeprefix("rota: ").rstrip()
+    error = NOTE.sub("", result.stderr)
+    assert error.startswith("rota: ")
+    assert error.count("\n") == 1
+    return error.removeprefix("rota: ").rstrip()
+
+
+def mart_rows(lake: Path, name: str, snapshot: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a mart in a snapshot, read without Spark."""
+    opened = Lake(str(lake))
+    rows: list[dict[str, Any]] = (
+        opened.table(f"marts/{name}").to_arrow(opened.snapshot(snapshot).version(f"marts/{name}")).to_pylist()
+    )
+    return rows
 
 
 class CommandOutputs(NamedTuple):
     """The outputs of a sequence of commands."""
 
-    journal: Path
     lake: Path
-    simulated: Path
     policy: Path
     printed: dict[str, str]
 
@@ -60,13 +69,11 @@ def outputs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Co
     folder = tmp_path_factory.mktemp("outputs")
     policy = folder / "policy.yaml"
     policy.write_text(STEADY)
-    outputs = CommandOutputs(folder / "journal", folder / "lake", folder / "simulated", policy, {})
+    outputs = CommandOutputs(folder / "lake", policy, {})
     size = ("--groups", GROUPS, "--hours", HOURS)
-    outputs.printed["generate"] = output_of("generate", *size, "--to", outputs.journal, "-o", "json")
-    outputs.printed["ingest"] = output_of("ingest", outputs.journal, "--all", "--to", outputs.lake, "-o", "json")
-    outputs.printed["simulate"] = output_of(
-        "simulate", outputs.lake, "--policies", policy, "--to", outputs.simulated, "-o", "json"
-    )
+    outputs.printed["generate"] = output_of("generate", *size, "--to", outputs.lake, "-o", "json")
+    outputs.printed["ingest"] = output_of("ingest", outputs.lake, "-o", "json")
+    outputs.printed["simulate"] = output_of("simulate", outputs.lake, "--policies", policy, "-o", "json")
     return outputs
 
 
@@ -76,119 +83,144 @@ def outputs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Co
 def test_ingest_command_puts_each_generated_line_into_the_lake(outputs: CommandOutputs) -> None:
     generated = json.loads(outputs.printed["generate"])
     ingested = json.loads(outputs.printed["ingest"])
-    lines = [line for path in outputs.journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()]
+    segments = [gzip.decompress(path.read_bytes()) for path in outputs.lake.glob("journal/date=*/*.jsonl.gz")]
+    lines = [line for segment in segments for line in segment.splitlines()]
     assert generated == {"groups": GROUPS, "records": len(lines)}
     assert sum(ingested.values()) == len(set(lines))
     assert not ingested["quarantine"]
-    second_run = output_of("ingest", outputs.journal, "--all", "--to", outputs.lake)
+    second_run = output_of("ingest", outputs.lake)
     assert second_run.split()[:2] == ["TABLE", "ROWS"]
     assert ["quarantine", "0"] in [line.split() for line in second_run.splitlines()]
 
 
-def test_rollup_command_has_a_row_for_each_group_and_hour_and_overwrites_its_folder(
-    outputs: CommandOutputs, spark: SparkSession, tmp_path: Path
-) -> None:
-    folder = tmp_path / "rollup"
-    spark.range(3).write.parquet(str(folder))  # as an earlier run of the same command left them
-    assert not output_of("rollup", outputs.lake, "--to", folder)
-    rows = spark.read.parquet(str(folder)).select("group", "hour").collect()
-    assert len({row["group"] for row in rows}) == GROUPS
-    assert {row["hour"].hour for row in rows} == set(range(HOURS))
+def test_ingest_command_reads_a_journal_elsewhere(outputs: CommandOutputs, tmp_path: Path) -> None:
+    rows = output_of("ingest", tmp_path / "lake", "--journal", outputs.lake / "journal", "-o", "json")
+    assert rows == outputs.printed["ingest"]
+
+
+def test_rollup_command_has_a_row_for_each_group_and_hour_and_prints_them(outputs: CommandOutputs) -> None:
+    printed = json.loads(output_of("rollup", outputs.lake, "-o", "json"))
+    rows = mart_rows(outputs.lake, "rollup")
+    assert {(row["group"], row["hour"].hour) for row in rows} == {
+        (group, hour) for group in {row["group"] for row in printed} for hour in range(HOURS)
+    }
+    assert len(printed) == len(rows) == GROUPS * HOURS
 
 
 @pytest.mark.slow("a rollup of the last days equals the same days of a whole one")
 def test_rollup_command_of_the_last_days_rewrites_only_these_and_equals_a_complete_one(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    source = three_days(tmp_path / "journal")
-    folder = tmp_path / "rollup"
-    output_of("rollup", source, "--to", folder)
-    complete_rows = rows_by_hour(spark, folder)
+    lake = three_days(tmp_path)
+    ingest(spark, lake)
+    output_of("rollup", lake)
+    complete_rows = sorted(mart_rows(lake, "rollup"), key=lambda row: row["hour"])
     assert len({row["hour"] for row in complete_rows}) == 6
-    oldest_file = next(folder.glob("date=2025-11-21/*.parquet"))
-    output_of("rollup", source, "--to", folder, "--days", 2)
-    assert oldest_file.exists()
-    assert rows_by_hour(spark, folder) == complete_rows
-    assert read_facts(spark, str(source)).owners.count() == 6
-    assert read_facts(spark, str(source), first_day(str(source), 1)).owners.count() == 2
+    printed = json.loads(output_of("rollup", lake, "--days", 2, "-o", "json"))
+    assert len(printed) == 4
+    assert sorted(mart_rows(lake, "rollup"), key=lambda row: row["hour"]) == complete_rows
+    opened = Lake(str(lake))
+    assert str(first_day(opened, opened.snapshot(), 1)) == "2025-11-23"
 
 
-def three_days(journal: Path) -> Path:
-    """Write a journal of a group without changes, and a folder with a date by a wrong clock."""
+def three_days(lake: Path) -> Path:
+    """Write a journal of a group without changes, and a segment with a date by a wrong clock."""
     share = {"uid": "u1", "standing": "Ready", "queues": {"orders": {"broker-a": "0-3"}}}
     rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
     state = {"rules": {}, "members": {"a": share}, "releasing": [], "unowned": {}}
     for day, hour in product((21, 22, 23), ("00", "23")):
         time = f"2025-11-{day}T{hour}:00:00.000Z"
         record = journal_record("owners", "shop/orders", time, generation=1, **rules, **state)
-        a_file(journal / f"date=2025-11-{day}" / f"{hour}-a.jsonl", json.dumps(record) + "\n")
-    (journal / "date=2999-01-01").mkdir()
-    return journal
+        write_segment(lake, f"{hour}-a.jsonl.gz", json.dumps(record).encode(), day=f"date=2025-11-{day}")
+    write_segment(lake, "00-a.jsonl.gz", day="date=2999-01-01")
+    return lake
 
 
-def rows_by_hour(spark: SparkSession, folder: Path) -> list[dict[str, Any]]:
-    return [row.asDict(recursive=True) for row in spark.read.parquet(str(folder)).orderBy("hour").collect()]
+def test_timeline_command_without_violations_reports_none_and_writes_its_marts(outputs: CommandOutputs) -> None:
+    assert output_of("timeline", outputs.lake) == "No violations of queue ownership\n"
+    assert mart_rows(outputs.lake, "violations") == []
+    assert len({row["group"] for row in mart_rows(outputs.lake, "intervals")}) == GROUPS
 
 
-def test_timeline_command_without_violations_reports_none_and_writes_its_tables(
-    outputs: CommandOutputs, spark: SparkSession, tmp_path: Path
-) -> None:
-    assert output_of("timeline", outputs.lake, "--to", tmp_path / "who") == "No violations of queue ownership\n"
-    assert spark.read.parquet(str(tmp_path / "who" / "violations")).count() == 0
-    assert spark.read.parquet(str(tmp_path / "who" / "intervals")).select("group").distinct().count() == GROUPS
-
-
-@pytest.mark.usefixtures("spark")
 @pytest.mark.slow("rota pipeline timeline of a journal with two owners")
-def test_timeline_command_with_two_owners_exits_with_1_and_prints_the_violation(tmp_path: Path) -> None:
+def test_timeline_command_with_two_owners_exits_with_1_and_prints_the_violation(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     owner = {"standing": "Ready", "queues": {"orders": {"broker-a": "0"}}}
     rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
     state = {"rules": {}, "members": {name: owner | {"uid": name} for name in ("a", "b")}, "releasing": []}
     record = journal_record(
         "owners", "shop/orders", "2025-11-21T08:00:00.000Z", generation=1, unowned={}, **rules, **state
     )
-    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", json.dumps(record) + "\n")
-    result = rota("timeline", tmp_path / "journal")
-    assert (result.exit_code, result.stderr) == (1, "")
+    write_segment(tmp_path, "08-a.jsonl.gz", json.dumps(record).encode(), day=DAY)
+    ingest(spark, tmp_path)
+    result = rota("timeline", tmp_path)
+    assert (result.exit_code, NOTE.sub("", result.stderr)) == (1, "")
     assert "TwoOwners" in result.stdout
 
 
-def test_simulate_command_prints_a_line_for_each_policy(outputs: CommandOutputs, spark: SparkSession) -> None:
+def test_simulate_command_prints_a_line_for_each_policy(outputs: CommandOutputs) -> None:
     rows = json.loads(outputs.printed["simulate"])
     assert [(row["policy"], row["groups"], row["problems"]) for row in rows] == [
         ("recorded", GROUPS, 0),
         ("steady", GROUPS, 0),
     ]
-    assert spark.read.parquet(str(outputs.simulated / "results")).count() == 2 * GROUPS
-    assert spark.read.parquet(str(outputs.simulated / "series")).count() > 0
+    assert len(mart_rows(outputs.lake, "results")) == 2 * GROUPS
+    assert mart_rows(outputs.lake, "series")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param("journal", marks=pytest.mark.slow("recommendations from a journal, without a lake")),
-        pytest.param("lake", marks=pytest.mark.slow("recommendations from a lake, simulated in the same command")),
-        "simulated",
-    ],
-)
-def test_recommend_command_accepts_a_journal_a_lake_or_a_simulation(
-    outputs: CommandOutputs, spark: SparkSession, tmp_path: Path, source: str
+def test_recommend_command_writes_marts_and_a_folder_with_report_and_manifests(
+    outputs: CommandOutputs, tmp_path: Path
 ) -> None:
     target = tmp_path / "advice"
-    a_file(target / "results" / "part-0.parquet", "of an earlier run")
-    a_file(target / "series" / "part-0.parquet", "of an earlier run")
-    lines = output_of(
-        "recommend", getattr(outputs, source), "--policies", outputs.policy, "--to", target, "--top", 1
-    ).splitlines()
+    lines = output_of("recommend", outputs.lake, "--policies", outputs.policy, "--to", target, "--top", 1).splitlines()
     assert re.match(rf"\d of {GROUPS} groups would benefit from another policy", lines[0])
     assert lines[1] == "Up to 3 h of each group's history was replayed; counts are per day"
     assert lines[-1] == f"The report is {target / 'report.html'}; the manifests are in {target / 'policies'}"
     assert (target / "report.html").read_text().lstrip().startswith("<!")
-    assert spark.read.parquet(str(target / "chosen")).count() == GROUPS
-    assert spark.read.parquet(str(target / "costs")).count() == 2 * GROUPS
-    assert (target / "results").is_dir() == (target / "series").is_dir() == (source != "simulated")
+    assert len(mart_rows(outputs.lake, "chosen")) == GROUPS
+    assert len(mart_rows(outputs.lake, "costs")) == 2 * GROUPS
     for path in (target / "policies").glob("*.yaml"):
         assert {body["kind"] for body in yaml.safe_load_all(path.read_text()) if body} == {"RebalancePolicy"}
+
+
+# Snapshots.
+
+
+def test_pipeline_command_says_which_snapshot_it_reads_and_publishes(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    ingest(spark, tmp_path)
+    result = rota("rollup", tmp_path)
+    reading, published = result.stderr.splitlines()
+    assert re.fullmatch(rf"rota: reading snapshot 1 of {tmp_path}, published 20\S+Z", reading)
+    assert published == f"rota: published snapshot 2 of {tmp_path}"
+    write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(2, 9))
+    result = rota("ingest", tmp_path)
+    note = f"rota: 1 new segment of {tmp_path}/journal; the newest snapshot of {tmp_path} is 3\n"
+    assert (result.exit_code, result.stderr) == (0, note)
+
+
+def test_rollup_command_of_an_older_snapshot_prints_it_and_writes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    for hour in (8, 9):
+        write_segment(tmp_path, f"{hour:02}-a.jsonl.gz", verdict_line(1, hour))
+        ingest(spark, tmp_path)
+    lake = Lake(str(tmp_path))
+    for option in (("--snapshot", 1), ("--as-of", f"{lake.snapshot(1).created_at:%Y-%m-%dT%H:%M:%S.%fZ}")):
+        result = rota("rollup", tmp_path, *option, "-o", "json")
+        assert [row["hour"] for row in json.loads(result.stdout)] == ["2026-11-21T08:00:00Z"]
+        assert result.stderr.endswith(
+            "rota: nothing is written to the lake: snapshot 1 is an older one; the marts are of the newest one, and "
+            "stay as they are\n"
+        )
+    assert lake.snapshot().number == 2
+    assert lake.table("marts/rollup").version() is None
+
+
+def test_pipeline_command_rejects_a_snapshot_that_does_not_exist(outputs: CommandOutputs) -> None:
+    assert re.match(rf"{outputs.lake} has no snapshot 99; it has 1", error_of("rollup", outputs.lake, "--snapshot", 99))
+    error = error_of("rollup", outputs.lake, "--as-of", "2001-01-01T00:00:00Z")
+    assert re.match(rf"{outputs.lake} has no snapshot as old as 2001-01-01T00:00:00\+00:00; ", error)
+    assert "is not a time with a zone; write it as " in error_of("rollup", outputs.lake, "--as-of", "yesterday")
 
 
 # Invalid input.
@@ -200,22 +232,27 @@ def a_file(path: Path, text: str) -> Path:
     return path
 
 
+def options_of(command: str, outputs: CommandOutputs, tmp_path: Path) -> list[object]:
+    """Return the options that a command needs."""
+    policies = ["--policies", outputs.policy]
+    return {"simulate": policies, "recommend": [*policies, "--to", tmp_path / "to"]}.get(command, [])
+
+
 @pytest.mark.parametrize("command", ["rollup", "timeline", "simulate", "recommend", "ingest"])
-@pytest.mark.parametrize("source_kind", ["missing", "a file", "empty", "other files"])
-def test_pipeline_command_names_a_source_that_holds_no_journal(
-    outputs: CommandOutputs, tmp_path: Path, command: str, source_kind: str
+@pytest.mark.parametrize("lake_kind", ["missing", "empty", "without segments"])
+def test_pipeline_command_names_a_lake_that_holds_nothing_to_read(
+    outputs: CommandOutputs, tmp_path: Path, command: str, lake_kind: str
 ) -> None:
-    source = tmp_path / "source"
-    if source_kind == "a file":
-        source.touch()
-    elif source_kind != "missing":
-        source.mkdir()
-    if source_kind == "other files":
-        a_file(source / "date=2025-11-21" / "notes.txt", "x")
-    options = ["--policies", outputs.policy] if command in {"simulate", "recommend"} else []
-    error = error_of(command, source, *options, "--to", tmp_path / "to")
-    assert re.match(rf"{source} (is not a folder; give a journal's, or a lake|contains no journal)", error)
+    lake = tmp_path / "lake"
+    if lake_kind != "missing":
+        lake.mkdir()
+    if lake_kind == "without segments":
+        write_file(lake, "notes.txt", b"x")
+    error = error_of(command, lake, *options_of(command, outputs, tmp_path))
+    missing = "/journal contains no segment of a journal, such as " if command == "ingest" else " has no snapshot yet; "
+    assert error.startswith(f"{lake}{missing}")
     assert not (tmp_path / "to").exists()
+    assert not (lake / "_rota").exists()
 
 
 @pytest.mark.parametrize(
@@ -251,7 +288,8 @@ def test_pipeline_command_rejects_invalid_policies_with_a_sentence(
     outputs: CommandOutputs, tmp_path: Path, command: str, text: str | None, pattern: str
 ) -> None:
     path = tmp_path / "p.yaml" if text is None else a_file(tmp_path / "p.yaml", text)
-    assert re.search(pattern, error_of(command, outputs.lake, "--policies", path, "--to", tmp_path / "to"))
+    options = ["--to", tmp_path / "to"] if command == "recommend" else []
+    assert re.search(pattern, error_of(command, outputs.lake, "--policies", path, *options))
     assert not (tmp_path / "to").exists()
 
 
@@ -269,221 +307,138 @@ def test_recommend_command_rejects_invalid_weights_with_a_sentence(
 ) -> None:
     path = tmp_path / "w.yaml" if text is None else a_file(tmp_path / "w.yaml", text)
     options = ["--policies", outputs.policy, "--to", tmp_path / "to", "--weights", path]
-    assert sentence in error_of("recommend", outputs.simulated, *options)
+    assert sentence in error_of("recommend", outputs.lake, *options)
 
 
-def valid_command(outputs: CommandOutputs, command: str) -> list[object]:
-    """Return a command that would succeed, up to its --to."""
-    if command == "generate":
-        return [command, "--groups", 1, "--hours", 1, "--to"]
-    options: dict[str, list[object]] = {"ingest": ["--all"], "rollup": [], "timeline": []}
-    source = outputs.journal if command == "ingest" else outputs.lake
-    return [command, source, *options.get(command, ["--policies", outputs.policy]), "--to"]
-
-
-WRITERS = ["ingest", "rollup", "timeline", "simulate", "recommend", "generate"]
-
-
-@pytest.mark.parametrize("command", WRITERS)
-def test_pipeline_command_rejects_a_target_that_is_a_file_or_empty(
-    outputs: CommandOutputs, tmp_path: Path, command: str
-) -> None:
+@pytest.mark.parametrize("command", ["ingest", "generate"])
+def test_pipeline_command_rejects_a_lake_that_cannot_be_written(tmp_path: Path, command: str) -> None:
     file = a_file(tmp_path / "file", "mine")
-    arguments = valid_command(outputs, command)
-    reason = f"cannot be a folder, because {file} is a file; name another"
-    assert error_of(*arguments, file) == f"--to {file} {reason}"
-    assert error_of(*arguments, file / "under") == f"--to {file / 'under'} {reason}"
-    assert error_of(*arguments, "") == "--to is empty; name a folder"
-    assert file.read_text() == "mine"
+    option = ["--to"] if command == "generate" else []
+    problem = f"cannot be a folder, because {file} is a file; name another"
+    assert error_of(command, *option, file) == f"The lake {file} {problem}"
+    assert error_of(command, *option, file / "under") == f"The lake {file / 'under'} {problem}"
+    assert error_of(command, *option, "").startswith("'' is neither a folder nor a URI; use s3://BUCKET/PREFIX, ")
+    foreign = a_file(tmp_path / "home" / "thesis.txt", "mine")
+    error = f"{foreign.parent} is not a lake, and contains other files: thesis.txt; name a folder of its own"
+    assert error_of(command, *option, foreign.parent) == error
+    assert file.read_text() == foreign.read_text() == "mine"
 
 
-@pytest.mark.parametrize("command", ["ingest", "rollup", "timeline", "simulate", "recommend"])
-def test_pipeline_command_rejects_a_target_within_its_source(outputs: CommandOutputs, command: str) -> None:
-    *arguments, _ = valid_command(outputs, command)
-    source = Path(str(arguments[1]))
-    files_before = sorted(source.rglob("*"))
-    for target in (source, source / "deep" / "er", source / ".." / source.name):
-        assert re.match(
-            r"--to .* is inside the source .*; name a folder elsewhere$", error_of(*arguments, "--to", target)
-        )
-    assert sorted(source.rglob("*")) == files_before
+def test_generate_command_rejects_a_lake_that_has_a_journal(outputs: CommandOutputs) -> None:
+    error = error_of("generate", "--groups", 1, "--to", outputs.lake)
+    assert error == f"{outputs.lake}/journal is not empty; name another lake"
 
 
-@pytest.mark.parametrize(
-    ("command", "path"),
-    [
-        ("ingest", "thesis.txt"),
-        ("rollup", "thesis.txt"),
-        ("timeline", "intervals/thesis.txt"),
-        ("simulate", "results/thesis.txt"),
-        ("recommend", "costs/thesis.txt"),
-        ("simulate", "results"),
-        ("recommend", "date=2025-11-21/08-a.jsonl"),
-        ("simulate", "_lock"),
-        ("recommend", "policies/steady.yaml"),
-        ("recommend", "report.html"),
-        ("generate", "thesis.txt"),
-    ],
-)
-def test_pipeline_command_never_replaces_files_that_are_not_its_own(
-    outputs: CommandOutputs, tmp_path: Path, command: str, path: str
+def test_recommend_command_rejects_a_folder_that_cannot_be_written_or_is_in_the_lake(
+    outputs: CommandOutputs, tmp_path: Path
+) -> None:
+    command = ["recommend", outputs.lake, "--policies", outputs.policy, "--to"]
+    file = a_file(tmp_path / "file", "mine")
+    assert error_of(*command, file) == f"--to {file} cannot be a folder, because {file} is a file; name another"
+    assert error_of(*command, "") == "--to is empty; name a folder"
+    for target in (outputs.lake, outputs.lake / "deep" / "er", outputs.lake / ".." / outputs.lake.name):
+        assert re.match(r"--to .* is inside the lake .*; name a folder elsewhere$", error_of(*command, target))
+
+
+@pytest.mark.parametrize("path", ["policies/steady.yaml", "report.html"])
+def test_recommend_command_never_replaces_files_that_are_not_its_own(
+    outputs: CommandOutputs, tmp_path: Path, path: str
 ) -> None:
     foreign_file = a_file(tmp_path / "to" / path, "mine")
-    error = error_of(*valid_command(outputs, command), tmp_path / "to")
-    reasons = r"other files: .*; name|not a file of this command; name|is a lake or a journal; name|is not empty; give"
-    assert re.search(reasons, error)
-    assert foreign_file.read_text() == "mine"
+    error = error_of("recommend", outputs.lake, "--policies", outputs.policy, "--to", tmp_path / "to")
+    assert error == f"{foreign_file} would be replaced, but is not a file of this command; name another --to"
     assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [foreign_file]
 
 
-@pytest.mark.parametrize("command", ["ingest", "simulate", "generate"])
-def test_pipeline_command_reports_an_unwritable_target_with_a_sentence(outputs: CommandOutputs, command: str) -> None:
-    error = error_of(*valid_command(outputs, command), "/proc/nowhere")  # even root cannot write there
+@pytest.mark.parametrize("command", ["ingest", "generate"])
+def test_pipeline_command_reports_an_unwritable_lake_with_a_sentence(outputs: CommandOutputs, command: str) -> None:
+    option = ["--groups", 1, "--hours", 1, "--to"] if command == "generate" else ["--journal", outputs.lake / "journal"]
+    error = error_of(command, *option, "/proc/nowhere")  # even root cannot write there
     assert "/proc/nowhere" in error
     assert "cannot be" in error
 
 
-# Damaged input.
+def test_pipeline_command_says_how_to_recreate_a_lake_of_the_former_layout(
+    outputs: CommandOutputs, tmp_path: Path
+) -> None:
+    (tmp_path / "verdict" / "date=2025-11-21").mkdir(parents=True)
+    for command in ("ingest", "rollup", "simulate"):
+        error = error_of(command, tmp_path, *options_of(command, outputs, tmp_path))
+        assert error.startswith(f"{tmp_path} is a lake of an earlier version of Rota (it has verdict/); ")
+
+
+@pytest.mark.parametrize(
+    ("uri", "sentence"),
+    [
+        ("ftp://host/lake", "'ftp://host/lake' has the unknown scheme ftp; use s3://BUCKET/PREFIX, "),
+        ("bucket.s3.amazonaws.com/lake", "'bucket.s3.amazonaws.com/lake' has no scheme; use s3://BUCKET/PREFIX, "),
+    ],
+)
+def test_pipeline_command_rejects_a_uri_that_names_no_lake(uri: str, sentence: str) -> None:
+    for arguments in (["ingest", uri], ["rollup", uri], ["generate", "--to", uri]):
+        assert error_of(*arguments).startswith(sentence)
+
+
+# Damaged lakes.
 
 
 def copy_lake(outputs: CommandOutputs, tmp_path: Path) -> tuple[Path, list[object]]:
     """Return a copy of the lake to damage, and a command that reads it."""
     lake = tmp_path / "lake"
     shutil.copytree(outputs.lake, lake)
-    return lake, ["simulate", lake, "--policies", outputs.policy, "--to", tmp_path / "to"]
+    return lake, ["simulate", lake, "--policies", outputs.policy]
 
 
-def rewrite_table(path: Path, change: Callable[[Any], Any]) -> None:
-    pq.write_table(change(pq.ParquetFile(path).read()), path)
-    path.with_name(f".{path.name}.crc").unlink()
+def owners_files(lake: Path) -> list[Path]:
+    return list((lake / "lake" / "owners").rglob("*.parquet"))
 
 
-def test_lake_table_that_is_truncated_or_lacks_a_column_is_named(outputs: CommandOutputs, tmp_path: Path) -> None:
+def test_lake_table_with_a_truncated_or_missing_file_is_named(outputs: CommandOutputs, tmp_path: Path) -> None:
     lake, command = copy_lake(outputs, tmp_path)
-    for path in (lake / "owners").rglob("*.parquet"):
-        rewrite_table(path, lambda table: table.drop_columns(["generation"]))
-    error = error_of(*command)
-    assert re.match(rf"{lake}/owners/.*\.parquet has no column generation, which this version needs; ", error)
-    for path in (lake / "owners").rglob("*.parquet"):
-        truncated = path.read_bytes()[:100]
-        path.write_bytes(truncated)
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: it is damaged, or not Parquet; ", error_of(*command))
+    for path in owners_files(lake):
+        path.write_bytes(path.read_bytes()[:100])
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    assert re.match(rf"{lake}/lake/owners/.*\.parquet cannot be read: the file is damaged", error_of(*command))
+    for path in owners_files(lake):
+        path.unlink()
+    assert re.search(r"lake/owners/.*\.parquet is missing; restore it, ", error_of(*command))
 
 
 def test_lake_table_with_corrupt_data_is_named(outputs: CommandOutputs, tmp_path: Path) -> None:
     lake, command = copy_lake(outputs, tmp_path)
-    for path in (lake / "owners").rglob("*.parquet"):
+    for path in owners_files(lake):
         content = path.read_bytes()
         # The footer, which describes the content, stays intact.
         path.write_bytes(content[:4] + bytes(60) + content[64:])
     error = error_of(*command)
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: the file is damaged or has another format", error)
+    assert re.match(rf"{lake}/lake/owners/.*\.parquet cannot be read: the file is damaged", error)
 
 
-def test_lake_with_a_wrong_column_type_or_an_invalid_day_folder_is_reported(
-    outputs: CommandOutputs, tmp_path: Path
-) -> None:
+def test_lake_table_with_a_damaged_log_is_named(outputs: CommandOutputs, tmp_path: Path) -> None:
     lake, command = copy_lake(outputs, tmp_path)
-    [day] = (lake / "owners").glob("date=*")
-    day.rename(day.with_name("date=tomorrow"))
-    assert re.match(r"A partition folder has an invalid date: .*'tomorrow'.*; recreate the lake$", error_of(*command))
-    day.with_name("date=tomorrow").rename(day)
-    for path in day.rglob("*.parquet"):
-        rewrite_table(path, lambda table: table.set_column(0, "group", pa.array([1] * len(table))))
-    assert re.match(rf"{lake}/owners/.*\.parquet cannot be read: ", error_of(*command))
-
-
-def test_recommend_command_rejects_an_incomplete_simulation(outputs: CommandOutputs, tmp_path: Path) -> None:
-    folder = tmp_path / "simulated"
-    shutil.copytree(outputs.simulated, folder)
-    command = ["recommend", folder, "--policies", outputs.policy, "--to", tmp_path / "to"]
-    (folder / "series" / "_SUCCESS").unlink()
-    error = f"{folder} contains no complete simulation; run `rota pipeline simulate` again"
-    assert error_of(*command) == error
-    shutil.rmtree(folder / "results")
-    (folder / "results").mkdir()
-    assert error_of(*command) == error
-
-
-def test_recommend_command_rejects_a_policy_that_was_edited_or_not_simulated(
-    outputs: CommandOutputs, tmp_path: Path
-) -> None:
-    """Otherwise the report would show outdated figures of an edited policy, and none of a new one."""
-    edited = a_file(tmp_path / "edited.yaml", STEADY.replace("Sticky", "Averagely"))
-    not_simulated = a_file(tmp_path / "other.yaml", STEADY.replace("steady", "other"))
-    for path, name in ((edited, "steady"), (not_simulated, "other")):
-        error = error_of("recommend", outputs.simulated, "--policies", path, "--to", tmp_path / "to")
-        assert error == f"Policy {name} was not simulated, or has changed since; simulate again"
-
-
-def lake_with_pending_hour(tmp_path: Path) -> tuple[Path, Path, list[object]]:
-    """Return a journal with an hour that is not in its lake yet, the lake, and the ingest command."""
-    journal, lake = tmp_path / "journal", tmp_path / "lake"
-    command = ["ingest", journal, "--all", "--to", lake]
-    a_file(journal / DAY / "08-a.jsonl", verdict_line(8))
-    output_of(*command)
-    a_file(journal / DAY / "09-a.jsonl", verdict_line(9))
-    return journal, lake, command
-
-
-def verdict_line(hour: int) -> str:
-    return (
-        f'{{"schema":1,"kind":"verdict","group":"shop/orders","at":"2025-11-21T{hour:02}:00:00.000Z",'
-        f'"condition":"Ready","status":"True","reason":"R{hour}","message":""}}\n'
-    )
+    (lake / "lake" / "owners" / "_delta_log" / f"{0:020}.json").write_text("nonsense")
+    assert "lake/owners" in error_of(*command)
 
 
 @pytest.mark.slow("a rollup printed as a table")
-@pytest.mark.usefixtures("spark")
-def test_rollup_command_prints_readable_metrics(tmp_path: Path) -> None:
-    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", verdict_line(8))
-    _, line = output_of("rollup", tmp_path / "journal").splitlines()[-2:]
-    assert line.split() == ["shop/orders", "2025-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
+def test_rollup_command_prints_readable_metrics(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    ingest(spark, tmp_path)
+    _, line = output_of("rollup", tmp_path).splitlines()[-2:]
+    assert line.split() == ["shop/orders", "2026-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
 
 
-OTHER_CHECKPOINT_FILES = pytest.mark.slow("each file of a checkpoint, damaged")
-
-
-@pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        "offsets/0",
-        *(pytest.param(file, marks=OTHER_CHECKPOINT_FILES) for file in ("metadata", "commits/0", "sources/0/0")),
-    ],
-)
-def test_ingest_command_reports_a_damaged_checkpoint(tmp_path: Path, damaged: str) -> None:
-    _, lake, command = lake_with_pending_hour(tmp_path)
-    path = lake / "_checkpoint" / damaged
-    path.write_text("nonsense")
-    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    error = error_of(*command)
-    assert re.match(
-        rf"The lake {lake} cannot be continued: .*; if its _checkpoint is damaged, or the lake was moved", error
-    )
-    assert "Query" not in error
-
-
-def test_lake_without_inbox_or_checkpoint_is_rejected_and_keeps_its_rows(spark: SparkSession, tmp_path: Path) -> None:
-    _, lake, command = lake_with_pending_hour(tmp_path)
-    (lake / "_inbox").rename(tmp_path / "_inbox")
-    assert error_of(*command) == f"{lake} has no _inbox any more, so the ingested files are unknown; recreate the lake"
-    (tmp_path / "_inbox").rename(lake / "_inbox")
-    shutil.rmtree(lake / "_checkpoint")
-    error = error_of(*command)
-    assert error == f"{lake} has tables, but no _checkpoint, so the ingested lines are unknown; recreate the lake"
-    assert spark.read.parquet(str(lake / "verdict")).count() == 1
-
-
-@pytest.mark.usefixtures("spark")
-@pytest.mark.slow("a lake of the other format")
-def test_lake_of_the_other_format_or_delta_without_its_package_is_rejected(tmp_path: Path) -> None:
-    _, lake, command = lake_with_pending_hour(tmp_path)
-    error = error_of(*command[:-1], tmp_path / "another", "--format", "delta")
-    assert error.startswith("Delta is not on Spark's class path; give spark-submit ")
-    (lake / "verdict" / "_delta_log").mkdir()
-    error = error_of(*command)
-    assert error == f"{lake} is a lake of the other format; use --format of that lake, or choose another folder"
+@pytest.mark.slow("marts with too many rows to print")
+def test_rollup_command_with_too_many_rows_says_where_they_are(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rota.cli.commands.pipeline.rollup.MAX_PRINTED_ROWS", 1)
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(2, 9))
+    ingest(spark, tmp_path)
+    sentence = "marts/rollup has more than 1 rows, too many to print; read the table"
+    assert output_of("rollup", tmp_path) == f"{sentence}\n"
+    assert error_of("rollup", tmp_path, "-o", "json") == sentence
+    assert len(mart_rows(tmp_path, "rollup")) == 2
 
 
 # Journals with invalid content.
@@ -494,27 +449,24 @@ UNREADABLE = pytest.mark.slow("journals of a later schema or with impossible tim
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"schema":1,"kind":"verd', "The line is incomplete, or not a journal record"),
+        (b'{"schema":1,"kind":"verd', "The line is incomplete, or not a journal record"),
         pytest.param(
-            verdict_line(8).replace('"schema":1', '"schema":2'),
+            verdict_line(8).replace(b'"schema":1', b'"schema":2'),
             "The record has schema 2; this version reads 1",
             marks=UNREADABLE,
         ),
-        pytest.param(verdict_line(8).replace("2025-11-21T", "9999-99-99T"), ".*", marks=UNREADABLE),
+        pytest.param(verdict_line(8).replace(b"2026-11-21T", b"9999-99-99T"), ".*", marks=UNREADABLE),
     ],
 )
 def test_journal_without_a_readable_record_is_rejected(
-    outputs: CommandOutputs, tmp_path: Path, line: str, reason: str
+    outputs: CommandOutputs, tmp_path: Path, line: bytes, reason: str
 ) -> None:
-    journal, lake = tmp_path / "journal", tmp_path / "lake"
-    a_file(journal / DAY / "08-a.jsonl", line)
-    options = ["--policies", outputs.policy, "--to", tmp_path / "to"]
-    error = rf"{journal} has no record that this version can read; one line was rejected because: {reason}"
-    assert re.match(error, error_of("simulate", journal, *options))
-    rows_by_table = json.loads(output_of("ingest", journal, "--all", "--to", lake, "-o", "json"))
+    write_segment(tmp_path, "08-a.jsonl.gz", line)
+    rows_by_table = json.loads(output_of("ingest", tmp_path, "-o", "json"))
     assert {kind: rows for kind, rows in rows_by_table.items() if rows} == {"quarantine": 1}
-    assert re.match(error.replace(str(journal), str(lake)), error_of("recommend", lake, *options))
-    assert not (tmp_path / "to").exists()
+    error = rf"{tmp_path} has no record that this version can read; one line was rejected because: {reason}"
+    for command in ("simulate", "rollup"):
+        assert re.match(error, error_of(command, tmp_path, *options_of(command, outputs, tmp_path)))
 
 
 def change_time(line: bytes, hour: str) -> bytes:
@@ -526,33 +478,36 @@ def change_time(line: bytes, hour: str) -> bytes:
 def test_ingest_command_keeps_every_line_after_clock_jumps_or_missing_hours(
     outputs: CommandOutputs, tmp_path: Path, jump_to: str | None
 ) -> None:
-    journal = tmp_path / "journal"
-    shutil.copytree(outputs.journal, journal)
-    [path] = journal.glob(f"{DAY}/01-*.jsonl")
-    lines = path.read_bytes().splitlines(keepends=True)
+    shutil.copytree(outputs.lake / "journal", tmp_path / "journal")
+    [path] = tmp_path.glob(f"journal/{DAY}/01-*.jsonl.gz")
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     path.unlink()
     if jump_to is not None:
         day, _, hour = jump_to.partition("T")
-        changed_lines = b"".join(change_time(line, jump_to) for line in lines)
-        a_file(journal / f"date={day}" / f"{hour}-a.jsonl", changed_lines.decode())
-    expected_lines = {line for path in journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()}
-    rows_by_table = json.loads(output_of("ingest", journal, "--all", "--to", tmp_path / "lake", "-o", "json"))
+        changed_lines = [change_time(line, jump_to) for line in lines]
+        write_segment(tmp_path, f"{hour}-a.jsonl.gz", *changed_lines, day=f"date={day}")
+    segments = [gzip.decompress(path.read_bytes()) for path in tmp_path.glob("journal/date=*/*.jsonl.gz")]
+    expected_lines = {line for segment in segments for line in segment.splitlines()}
+    rows_by_table = json.loads(output_of("ingest", tmp_path, "-o", "json"))
     impossible = jump_to is not None and not jump_to.startswith("2025")
     assert (sum(rows_by_table.values()), rows_by_table["quarantine"]) == (
         len(expected_lines),
         len(lines) if impossible else 0,
     )
-    options = ["--policies", outputs.policy, "--to", tmp_path / "to", "-o", "json"]
-    rows = json.loads(output_of("simulate", tmp_path / "lake", *options))
+    rows = json.loads(output_of("simulate", tmp_path, "--policies", outputs.policy, "-o", "json"))
     assert [(row["policy"], row["groups"]) for row in rows] == [("recorded", GROUPS), ("steady", GROUPS)]
 
 
-def test_pipeline_command_reports_missing_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    a_file(tmp_path / DAY / "08-a.jsonl", verdict_line(8))
+def test_ingest_command_reports_missing_java_and_pyspark_in_one_sentence(
+    outputs: CommandOutputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["rollup", outputs.lake]
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    error = error_of("rollup", tmp_path)
-    assert error == (f"Spark needs Java, but JAVA_HOME ({tmp_path}) has none: correct it, or unset it")
+    error = f"Spark needs Java, but JAVA_HOME ({tmp_path}) has none: correct it, or unset it"
+    assert error_of(*command) == error
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    error = error_of("rollup", tmp_path)
-    assert error == "Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME"
+    error = "Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME"
+    assert error_of(*command) == error
+    monkeypatch.setitem(__import__("sys").modules, "pyspark.sql", None)
+    assert error_of(*command).endswith(", which is not installed: pip install 'rota-operator[pipeline]'")

@@ -1,26 +1,31 @@
-"""A journal's folder or a lake as tables: lines that count once, quarantined lines, and folders without a journal."""
+"""Segments of a journal as tables: lines that count once, quarantined lines, and segments that cannot be read."""
 
-import shutil
+import gzip
 from datetime import date
 from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner
 from pyspark.sql import Row, SparkSession
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
-from rota.cli import main
-from rota.pipeline.common.paths import TABLE_FOLDERS
-from rota.pipeline.ingest.facts import TABLE_SCHEMAS, read_facts
+from pipeline.lake_folders import facts_of, ingest, reasons, table_rows, verdict_line, write_file, write_segment
+from rota.object_store import open_store
+from rota.pipeline.ingest import segment_lines
+from rota.pipeline.ingest.facts import HISTORY_SCHEMAS, first_day
+from rota.pipeline.ingest.segment_lines import iterate_lines, share_segments
+from rota.pipeline.lake.runs import PlannedSegment
+from rota.pipeline.lake.tables import Lake
 from rota.records import journal_record
+
+LATER_SCHEMA = b'"schema":2'
 
 
 def journal_line(kind: str, time: str, **fields: object) -> bytes:
     return msgspec.json.encode(journal_record(kind, "shop/orders", f"2026-11-21T{time}Z", **fields)) + b"\n"
 
 
-def verdict_line(time: str, status: str, reason: str) -> bytes:
+def condition_line(time: str, status: str, reason: str) -> bytes:
     return journal_line("verdict", time, condition="Ready", status=status, reason=reason, message="")
 
 
@@ -29,30 +34,27 @@ def rebalance_line(time: str, began: str, generation: int = 6) -> bytes:
     return journal_line("rebalance", time, generation=generation, began=f"2026-11-21T{began}Z", **fields)
 
 
-def a_journal(folder: Path, name: str = "08-rota-a.jsonl", *lines: bytes) -> str:
-    path = folder / "date=2026-11-21" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(lines))
-    return str(folder)
+# Lines that count once.
 
 
-def test_journal_lines_that_are_identical_count_once_across_files(spark: SparkSession, tmp_path: Path) -> None:
+def test_ingest_counts_identical_lines_once_in_one_segment_and_across_segments(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     repeated = journal_line("offsets", "08:00:00.000", topics={}, verdicts={})
-    a_journal(
-        tmp_path, "08-a.jsonl", repeated, repeated, journal_line("offsets", "08:00:05.000", topics={}, verdicts={})
-    )
-    a_journal(tmp_path, "08-b.jsonl", repeated)
-    assert read_facts(spark, str(tmp_path)).offsets.count() == 2
+    other = journal_line("offsets", "08:00:05.000", topics={}, verdicts={})
+    write_segment(tmp_path, "08-a.jsonl.gz", repeated, repeated, other, b"torn\n", b"torn\n")
+    write_segment(tmp_path, "08-b.jsonl.gz", repeated, b"torn\n")
+    write_segment(tmp_path, "09-c.jsonl.gz", other)
+    rows = ingest(spark, tmp_path).rows
+    assert {kind: count for kind, count in rows.items() if count} == {"offsets": 2, "quarantine": 1}
 
 
 def test_journal_verdict_that_repeats_the_previous_one_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     verdicts = [("True", "A"), ("True", "A"), ("True", "B"), ("False", "B"), ("False", "B"), ("True", "A")]
-    a_journal(
-        tmp_path,
-        "08-a.jsonl",
-        *[verdict_line(f"08:00:0{second}.000", *verdict) for second, verdict in enumerate(verdicts)],
-    )
-    rows = read_facts(spark, str(tmp_path)).verdict.orderBy("at").select("at", "status", "reason").collect()
+    lines = [condition_line(f"08:00:0{second}.000", *verdict) for second, verdict in enumerate(verdicts)]
+    write_segment(tmp_path, "08-a.jsonl.gz", *lines)
+    ingest(spark, tmp_path)
+    rows = facts_of(spark, tmp_path).verdict.orderBy("at").select("at", "status", "reason").collect()
     assert [(row.at.second, row.status, row.reason) for row in rows] == [
         (0, "True", "A"),
         (2, "True", "B"),
@@ -65,96 +67,132 @@ def test_journal_rebalance_recorded_by_two_leaders_counts_once(spark: SparkSessi
     first = rebalance_line("08:01:00", "08:00:00")
     by_next_leader = rebalance_line("08:01:02", "08:00:00", 7)
     second = rebalance_line("08:03:00", "08:02:00")
-    a_journal(tmp_path, "08-a.jsonl", by_next_leader, first, second)
-    rebalances = read_facts(spark, str(tmp_path)).rebalance.orderBy("at").select("generation", "moved")
+    write_segment(tmp_path, "08-a.jsonl.gz", by_next_leader, first, second)
+    ingest(spark, tmp_path)
+    rebalances = facts_of(spark, tmp_path).rebalance.orderBy("at").select("generation", "moved")
     assertDataFrameEqual(rebalances, [Row(generation=6, moved=4), Row(generation=6, moved=4)])
+
+
+# The tables.
+
+
+def test_ingest_tables_have_the_documented_columns_and_a_digest(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    ingest(spark, tmp_path)
+    facts = facts_of(spark, tmp_path)
+    for kind, schema in HISTORY_SCHEMAS.items():
+        assertSchemaEqual(getattr(facts, kind).schema, schema)
+    [row] = table_rows(tmp_path, "verdict")
+    assert set(row) == {*HISTORY_SCHEMAS["verdict"].fieldNames(), "digest"}
+
+
+def test_ingest_ledger_has_each_segment_with_its_lines_and_times(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(3), b"torn\n")
+    write_segment(tmp_path, "09-a.jsonl.gz")
+    write_file(tmp_path, "notes.txt", b"no segment")
+    assert ingest(spark, tmp_path).segments == 2
+    rows = {str(row["key"]): row for row in table_rows(tmp_path, "files")}
+    [first, empty] = [rows[f"date=2026-11-21/{hour}-a.jsonl.gz"] for hour in ("08", "09")]
+    assert (first["lines"], first["run"], str(first["date"])) == (3, 1, "2026-11-21")
+    times = [str(first[name])[11:19] for name in ("first_at", "last_at")]
+    assert times == ["08:00:01", "08:00:03"]
+    assert (empty["lines"], empty["first_at"]) == (0, None)
+
+
+def test_ingest_spreads_groups_over_buckets_of_offsets(spark: SparkSession, tmp_path: Path) -> None:
+    lines = [
+        msgspec.json.encode(journal_record("offsets", f"shop/{number}", "2026-11-21T08:00:00Z", topics={}, verdicts={}))
+        for number in range(9)
+    ]
+    write_segment(tmp_path, "08-a.jsonl.gz", b"\n".join(lines))
+    ingest(spark, tmp_path)
+    buckets = {row["group"]: row["bucket"] for row in table_rows(tmp_path, "offsets")}
+    assert len(buckets) == 9
+    assert len(set(buckets.values())) > 1
+    assert facts_of(spark, tmp_path).offsets.count() == 9
+
+
+def test_lake_history_of_the_last_days_starts_on_the_first_of_them(spark: SparkSession, tmp_path: Path) -> None:
+    for day in (20, 21, 22):
+        line = verdict_line(day).replace(b"2026-11-21", f"2026-11-{day}".encode())
+        write_segment(tmp_path, "08-a.jsonl.gz", line, day=f"date=2026-11-{day}")
+    ingest(spark, tmp_path)
+    lake = Lake(str(tmp_path))
+    assert first_day(lake, lake.snapshot(), 2) == date(2026, 11, 21)
+    assert first_day(lake, lake.snapshot(), 10**6) == date.min
+    assert facts_of(spark, tmp_path, date(2026, 11, 21)).verdict.count() == 2
+
+
+# What goes to the quarantine.
 
 
 def test_journal_lines_that_are_no_records_are_quarantined_with_a_reason(spark: SparkSession, tmp_path: Path) -> None:
     unknown_kind = journal_line("weather", "08:00:00")
-    later_schema = journal_line("plan", "08:00:00").replace(b'"schema":1', b'"schema":2')
-    valid = verdict_line("08:00:00", "True", "A")
-    a_journal(tmp_path, "08-a+b c.jsonl", valid, unknown_kind, later_schema, b"\xff\n", valid[:30])
-    rows = read_facts(spark, str(tmp_path)).quarantine.orderBy("line").collect()
-    assert {(row.file, row.date) for row in rows} == {("date=2026-11-21/08-a+b c.jsonl", date(2026, 11, 21))}
-    assert [row.reason.partition(":")[0] for row in rows] == [
+    later_schema = journal_line("plan", "08:00:00").replace(b'"schema":1', LATER_SCHEMA)
+    valid = verdict_line(1)
+    write_segment(tmp_path, "08-a+b c.jsonl.gz", valid, unknown_kind, later_schema, b"\xff\n", valid[:30])
+    ingest(spark, tmp_path)
+    rows = sorted(table_rows(tmp_path, "quarantine"), key=lambda row: str(row["line"]))
+    assert {(row["file"], str(row["date"])) for row in rows} == {("date=2026-11-21/08-a+b c.jsonl.gz", "2026-11-21")}
+    assert [str(row["reason"]).partition(":")[0] for row in rows] == [
         "The line is incomplete, or not a journal record",
         "Record kind 'weather' is unknown to this version; skip the record",
         "The record has schema 2; this version reads 1",
         "The line is incomplete, or not a journal record",
     ]
-    assert read_facts(spark, str(tmp_path)).verdict.count() == 1
+    assert rows[-1]["line"] == "\N{REPLACEMENT CHARACTER}"
+    assert reasons(tmp_path) == ["R1"]
 
 
-def test_ingest_tables_have_the_documented_schema(spark: SparkSession, tmp_path: Path) -> None:
-    facts = read_facts(spark, a_journal(tmp_path, "08-a.jsonl", verdict_line("08:00:00", "True", "A")))
-    assert set(TABLE_SCHEMAS) == set(TABLE_FOLDERS)
-    for kind, schema in TABLE_SCHEMAS.items():
-        assertSchemaEqual(getattr(facts, kind).schema, schema)
+WHOLE = gzip.compress(b"".join(verdict_line(number) for number in range(50)))
+BROKEN_SEGMENTS = {
+    "truncated": (WHOLE[:-4], segment_lines.TRUNCATED_REASON),
+    "damaged": (WHOLE[:-8] + b"\0" * 8, segment_lines.DAMAGED_REASON),
+    "followed": (WHOLE + b"more", segment_lines.DAMAGED_REASON),
+    "plain": (verdict_line(1), segment_lines.FORMAT_REASON),
+    "nothing": (b"", segment_lines.EMPTY_REASON),
+}
 
 
-@pytest.mark.slow("a journal with deleted hours, or with special characters in its path")
-def test_journal_with_deleted_hours_or_special_characters_in_its_path_is_read(
+def test_ingest_reads_a_broken_segment_up_to_the_damage_and_quarantines_the_reason(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "a[b] {c,d}*"
-    earlier = read_facts(spark, a_journal(folder, "08-a.jsonl", verdict_line("08:00:00", "True", "A")))
-    later = read_facts(spark, a_journal(folder, "11-a.jsonl", verdict_line("11:00:00", "False", "B")))
-    (folder / "date=2026-11-21" / "08-a.jsonl").unlink()
-    assert [row.reason for row in later.verdict.collect()] == ["B"]
-    assert earlier.verdict.count() == 0
+    for name, (content, _) in BROKEN_SEGMENTS.items():
+        write_file(tmp_path, f"08-{name}.jsonl.gz", content)
+    ingest(spark, tmp_path)
+    found = {str(row["file"]).rpartition("-")[2]: row["reason"] for row in table_rows(tmp_path, "quarantine")}
+    assert found == {f"{name}.jsonl.gz": reason for name, (_, reason) in BROKEN_SEGMENTS.items()}
+    assert len(reasons(tmp_path)) == 50
+    assert ingest(spark, tmp_path).segments == 0
 
 
-@pytest.mark.parametrize("folder_content", [None, "empty", "other"])
-def test_journal_folder_that_is_missing_or_holds_no_journal_is_rejected(
-    spark: SparkSession, tmp_path: Path, folder_content: str | None
-) -> None:
-    folder = tmp_path / "source"
-    if folder_content:
-        folder.mkdir()
-    if folder_content == "other":
-        (folder / "date=2026-11-21").mkdir()
-        (folder / "date=2026-11-21" / "notes.txt").touch()
-    with pytest.raises(
-        ValueError, match=rf"^{folder} (is not a folder|contains no journal \(date=2026-11-21/08-NAME\.jsonl\))"
-    ):
-        read_facts(spark, str(folder))
+@pytest.mark.parametrize("size", [*range(0, len(WHOLE), 7), len(WHOLE)])
+def test_ingest_reads_whole_lines_of_a_segment_that_is_truncated_anywhere(tmp_path: Path, size: int) -> None:
+    path = write_file(tmp_path, "08-a.jsonl.gz", WHOLE[:size])
+    lines = list(iterate_lines(open_store(str(path.parent)), path.name))
+    texts = [line.line for line in lines if line.line is not None]
+    assert b"\n".join(texts) in gzip.decompress(WHOLE)
+    expected = [segment_lines.EMPTY_REASON if not size else segment_lines.TRUNCATED_REASON]
+    assert [line.broken for line in lines if line.broken] == ([] if size == len(WHOLE) else expected)
 
 
-def test_ingest_command_prints_the_rows_it_wrote_to_each_table(spark: SparkSession, tmp_path: Path) -> None:
-    journal = a_journal(tmp_path / "journal", "08-a.jsonl", verdict_line("08:00:00", "True", "A"), b"torn\n")
-    result = CliRunner().invoke(
-        main, ["pipeline", "ingest", journal, "--to", str(tmp_path / "lake"), "--all", "-o", "json"]
-    )
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert {kind: count for kind, count in msgspec.json.decode(result.stdout).items() if count} == {
-        "verdict": 1,
-        "quarantine": 1,
-    }
-    assert read_facts(spark, str(tmp_path / "lake")).verdict.count() == 1
+def test_ingest_reads_a_segment_of_several_gzip_members_and_zeros_at_its_end(tmp_path: Path) -> None:
+    path = write_file(tmp_path, "08-a.jsonl.gz", gzip.compress(b"a\nb") + gzip.compress(b"c\n\nd") + bytes(512))
+    lines = list(iterate_lines(open_store(str(path.parent)), path.name))
+    assert [(line.line, line.broken) for line in lines] == [(b"a", None), (b"bc", None), (b"", None), (b"d", None)]
 
 
-@pytest.mark.usefixtures("spark")
-def test_ingest_command_reports_missing_journal_java_and_pyspark_in_one_sentence(
+def test_ingest_stops_reading_a_segment_at_a_line_that_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = tmp_path / "journal"
-    journal.mkdir()
-    command = ["pipeline", "ingest", str(journal), "--to", str(tmp_path / "lake")]
-    result = CliRunner().invoke(main, command)
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f"rota: {journal} contains no journal: no file such as date=2026-11-21/08-NAME.jsonl\n",
-    )
-    assert not (tmp_path / "lake").exists()
-    a_journal(journal, "08-a.jsonl", verdict_line("08:00:00", "True", "A"))
-    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    result = CliRunner().invoke(main, command)
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "rota: Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME\n",
-    )
-    monkeypatch.setitem(__import__("sys").modules, "pyspark.sql", None)
-    result = CliRunner().invoke(main, command)
-    assert result.exit_code == 2
-    assert result.stderr.endswith(", which is not installed: pip install 'rota-operator[pipeline]'\n")
+    monkeypatch.setattr(segment_lines, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(segment_lines, "PIECE_BYTES", 50)
+    path = write_file(tmp_path, "08-a.jsonl.gz", gzip.compress(b"a\n" + b"x" * 1000 + b"\nb\n"))
+    lines = list(iterate_lines(open_store(str(path.parent)), path.name))
+    assert [(line.line, line.broken) for line in lines] == [(b"a", None), (None, segment_lines.LONG_LINE_REASON)]
+
+
+def test_ingest_tasks_get_segments_of_about_the_same_size() -> None:
+    segments = [PlannedSegment(f"date=2026-11-21/08-{size}.jsonl.gz", size, "") for size in (9, 1, 5, 4, 1)]
+    shares = share_segments(segments, 2)
+    assert sorted(sum(segment.size_bytes for segment in share) for share in shares) == [10, 10]

@@ -1,5 +1,6 @@
 """A real `rota pipeline ingest` that is killed while it runs: nevertheless the lake has each line once."""
 
+import gzip
 import json
 import os
 import signal
@@ -11,12 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 
 from ground.poll import eventually
+from pipeline.lake_folders import table_rows, write_segment
 from pipeline.small_spark import LONGEST, SMALL
-from rota.pipeline.common.paths import HOUR_CHARACTERS
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
+from rota.pipeline.synthetic.generate import HOUR_CHARACTERS
 from rota.pipeline.synthetic.histories import generate_history
 from rota.pipeline.synthetic.journaling_replay import JournalingReplay, JournalLine
 
@@ -32,17 +34,10 @@ def lines_by_hour() -> dict[str, list[bytes]]:
     return lines
 
 
-def write_hour(journal: Path, hour: str, lines: list[bytes]) -> None:
-    day, _, number = hour.partition("T")
-    path = journal / f"date={day}" / f"{number}-a.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(lines))
-
-
 @contextmanager
-def run_ingest(journal: Path, lake: Path) -> Iterator[subprocess.Popen[bytes]]:
+def run_ingest(lake: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run an ingest; its remaining processes are killed in the end."""
-    arguments = ["pipeline", "ingest", str(journal), "--to", str(lake), "--all", "-o", "json"]
+    arguments = ["pipeline", "ingest", str(lake), "-o", "json"]
     with (lake.parent / "stdout").open("wb") as stdout, (lake.parent / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "rota.cli", *arguments],
@@ -59,37 +54,42 @@ def run_ingest(journal: Path, lake: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def kill_ingest(journal: Path, lake: Path, is_reached: Callable[[], bool]) -> None:
+def kill_ingest(lake: Path, is_reached: Callable[[], bool]) -> None:
     """Start an ingest, and kill it with its Java as soon as a condition is met."""
-    with run_ingest(journal, lake) as process:
+    with run_ingest(lake) as process:
         eventually(lambda: is_reached() or process.poll() is not None, LONGEST)
         assert process.poll() is None, "the ingest ended before"
 
 
 def count_rows(lake: Path) -> Counter[str]:
-    """Count each row of each table, read without Spark."""
+    """Count each row of each kind in the newest snapshot, read without Spark."""
     counts: Counter[str] = Counter()
-    for path in lake.glob("[!_]*/date=*/batch=*/*.parquet"):
-        kind = path.relative_to(lake).parts[0]
-        counts.update(f"{kind} {json.dumps(row, default=str)}" for row in pq.ParquetFile(path).read().to_pylist())
+    for kind in JOURNAL_SCHEMAS:
+        counts.update(f"{kind} {row['digest']!r}" for row in table_rows(lake, kind))
     return counts
 
 
 @pytest.mark.timeout(3 * LONGEST)
 @pytest.mark.slow("an ingest that is killed at random times")
 def test_ingest_killed_at_any_point_leaves_each_line_in_the_lake_once(tmp_path: Path) -> None:
-    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    lake = tmp_path / "lake"
     first, *later_hours = lines_by_hour().items()
-    write_hour(journal, *first)
-    kill_ingest(journal, lake, lambda: any(lake.glob("_checkpoint/offsets/0")))
+    write_hour(lake, *first)
+    kill_ingest(lake, lambda: any(lake.glob("_rota/runs/*.json")))
     for lines_of_hour in later_hours:
-        write_hour(journal, *lines_of_hour)
-    kill_ingest(journal, lake, lambda: any(lake.glob("[!_]*/date=*/batch=*/*.parquet")))
-    with run_ingest(journal, lake) as last:
+        write_hour(lake, *lines_of_hour)
+    kill_ingest(lake, lambda: any(lake.glob("lake/*/_delta_log/*.json")))
+    with run_ingest(lake) as last:
         assert last.wait(LONGEST) == 0, (tmp_path / "stderr").read_text()
     assert not json.loads((tmp_path / "stdout").read_text())["quarantine"]
-    lines = {line for path in journal.glob("date=*/*.jsonl") for line in path.read_bytes().splitlines()}
+    segments = [gzip.decompress(path.read_bytes()) for path in lake.glob("journal/date=*/*.jsonl.gz")]
+    lines = {line for segment in segments for line in segment.splitlines()}
     kinds = Counter(json.loads(line)["kind"] for line in lines)
     row_counts = count_rows(lake)
     assert set(row_counts.values()) == {1}
     assert Counter(row.partition(" ")[0] for row in row_counts) == kinds
+
+
+def write_hour(lake: Path, hour: str, lines: list[bytes]) -> None:
+    day, _, number = hour.partition("T")
+    write_segment(lake, f"{number}-a.jsonl.gz", *lines, day=f"date={day}")

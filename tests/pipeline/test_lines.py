@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
-from rota.pipeline.ingest.facts import records_of_kind
 from rota.pipeline.ingest.lines import judge_lines
+from rota.pipeline.ingest.rows import records_of_kind
 from rota.ranges import from_ranges
 from rota.records import decode_record, journal_record
 
@@ -148,7 +148,7 @@ def queue_ranges(value: Any) -> Iterator[dict[str, dict[str, str]]]:
 @pytest.fixture(scope="module")
 def judged_lines(spark: SparkSession) -> DataFrame:
     frame = spark.createDataFrame([(number, line) for number, line in enumerate(all_lines)], "number int, line binary")
-    with_text = frame.select("number", F.col("line").cast("string").alias("line"))
+    with_text = frame.select("number", F.col("line").cast("string").alias("line"), F.col("line").alias("digest"))
     return with_text.transform(judge_lines).persist()
 
 
@@ -179,6 +179,7 @@ def test_ingest_rows_equal_the_records_of_the_official_reader(judged_lines: Data
     assert len(rows) == len(expected_rows) > 0
     for row, expected in zip(rows, expected_rows, strict=True):
         assert str(row.pop("date")) == f"{row['at']:%Y-%m-%d}"
+        assert row.pop("digest") in all_lines
         assert {name: row[name] for name in expected} == expected
 
 

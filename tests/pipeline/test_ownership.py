@@ -4,16 +4,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from pyspark.sql import Row, SparkSession
-from pyspark.testing import assertDataFrameEqual
 
 from builders import NOW, a_document, a_snapshot, a_view, obeying
-from pipeline.frames import frames
-from pipeline.journal_lines import Line, handover_line, iso_time, local_time, owners_line, plan_line, time_at
+from pipeline.group_lines import gaps_in, group_records
+from pipeline.journal_lines import Line, handover_line, iso_time, owners_line, plan_line, time_at
 from rota.model import Queue
-from rota.pipeline.common.schemas import INTERVALS, VIOLATIONS
-from rota.pipeline.history.audit import intervals, violations
-from rota.pipeline.ingest.facts import Facts
+from rota.pipeline.history.audit import Audit, Interval, audit_group
+from rota.pipeline.history.ordering import Gaps
 from rota.pipeline.synthetic.histories import generate_history
 from rota.pipeline.synthetic.journaling_replay import JournalingReplay
 from rota.planner import owners_record, plan
@@ -132,39 +129,36 @@ RECORDS_AROUND_GAP = [
 ]
 
 
-@pytest.fixture(scope="module")
-def audited(spark: SparkSession) -> list[Row]:
-    lines: list[Line] = []
-    for history in planted_histories():
-        lines += history.lines
-    return violations(frames(spark, lines)).collect()
+def audit(lines: list[Line], gaps: Gaps | None = None) -> Audit:
+    return audit_group(group_records(lines), gaps or Gaps())
+
+
+@pytest.mark.parametrize("history", list(planted_histories()), ids=lambda history: history.name)
+def test_timeline_finds_each_planted_violation_and_no_other(history: PlantedHistory) -> None:
+    found_violations = audit(history.lines).violations
+    assert [(found.kind, found.since, found.until, list(found.members)) for found in found_violations] == [
+        (kind, time_at(since), None if until is None else time_at(until), members)
+        for kind, since, until, members in history.violations
+    ]
 
 
 @pytest.mark.parametrize(
     ("group", "expected"),
-    [pytest.param(history.name, history.violations, id=history.name) for history in planted_histories()],
+    [
+        ("silent", [("Unknown", time_at(7000), None)]),
+        ("torn", [("Unknown", time_at(7100), time_at(7400))]),
+        ("untorn", []),
+    ],
 )
-def test_timeline_finds_each_planted_violation_and_no_other(
-    audited: list[Row], group: str, expected: list[tuple[Any, ...]]
+def test_timeline_reports_ownership_as_unknown_where_records_are_missing(
+    group: str, expected: list[tuple[Any, ...]]
 ) -> None:
-    found_violations = [row for row in audited if row["group"] == group]
-    assert [(row["kind"], row["since"], row["until"], row["members"]) for row in found_violations] == [
-        (kind, local_time(since), None if until is None else local_time(until), members)
-        for kind, since, until, members in expected
-    ]
+    lines = [line for line in RECORDS_AROUND_GAP if line["group"] == group]
+    found_violations = audit(lines, gaps_in([GAP])).violations
+    assert [(found.kind, found.since, found.until) for found in found_violations] == expected
 
 
-@pytest.mark.slow("ownership is unknown where records are missing")
-def test_timeline_reports_ownership_as_unknown_where_records_are_missing(spark: SparkSession) -> None:
-    facts = frames(spark, [*RECORDS_AROUND_GAP, GAP])
-    found_violations = [(row["group"], row["kind"], row["since"], row["until"]) for row in violations(facts).collect()]
-    assert sorted(found_violations, key=str) == [
-        ("silent", "Unknown", local_time(7000), None),
-        ("torn", "Unknown", local_time(7100), local_time(7400)),
-    ]
-
-
-def test_timeline_intervals_list_the_owner_of_a_queue_over_time(spark: SparkSession) -> None:
+def test_timeline_intervals_list_the_owner_of_a_queue_over_time() -> None:
     obeyed = {"member": "m2", "uid": "uid-m2", "queues": {"t": {"a": "0"}}}
     lines = [
         *handover_history("g"),
@@ -175,17 +169,16 @@ def test_timeline_intervals_list_the_owner_of_a_queue_over_time(spark: SparkSess
         plan_line("g", 10, 4100),
         handover_line("g", 10, 4100, "Force", **{"from": "m2", "to": "m1", "proof": "Lost", "state": "Owned"}),
     ]
-    rows = [
-        ("g", "t", "a", 0, "m1", "uid-m1", time_at(0), time_at(62), 5, False, None, None),
-        ("g", "t", "a", 0, "m2", "uid-m2", time_at(62), time_at(3600), 7, False, time_at(62.5), 2.5),
-        ("g", "t", "a", 0, "m2", "uid-m2", time_at(4001), time_at(4100), 9, False, None, None),
-        ("g", "t", "a", 0, "m1", "uid-m1", time_at(4100), None, 10, True, None, None),
+    queue = Queue("t", "a", 0)
+    assert audit(lines).intervals == [
+        Interval(queue, "m1", "uid-m1", time_at(0), time_at(62), 5, forced=False, obeyed=None, seconds=None),
+        Interval(queue, "m2", "uid-m2", time_at(62), time_at(3600), 7, forced=False, obeyed=time_at(62.5), seconds=2.5),
+        Interval(queue, "m2", "uid-m2", time_at(4001), time_at(4100), 9, forced=False, obeyed=None, seconds=None),
+        Interval(queue, "m1", "uid-m1", time_at(4100), None, 10, forced=True, obeyed=None, seconds=None),
     ]
-    assertDataFrameEqual(intervals(frames(spark, lines)), spark.createDataFrame(rows, INTERVALS))
 
 
-@pytest.mark.slow("a timeline of records of the planner")
-def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owners(spark: SparkSession) -> None:
+def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owners() -> None:
     """One member ended, one joins, queues are in handover; the owners before the plan are recorded, too."""
     queues = [Queue("orders", "a", number) for number in range(8)]
     document = a_document(
@@ -199,23 +192,21 @@ def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owne
     assert planned.document
     lines: list[Any] = [owners_record(snapshot, planned, document, snapshot.spec, NOW - 1), *planned.journal_records]
     lines.append(owners_record(snapshot, planned, planned.document, snapshot.spec, NOW + 1))
-    facts = frames(spark, lines)
-    assert [row for row in violations(facts).collect() if row["kind"] != "Unowned"] == []
-    held = {row["queue"]: row["member"] for row in intervals(facts).filter("until is null").collect()}
+    found = audit(lines)
+    assert [violation for violation in found.violations if violation.kind != "Unowned"] == []
+    held = {interval.queue.id: interval.member for interval in found.intervals if interval.until is None}
     expected = {queue.id: name for name, share in planned.document.members.items() for queue in share.queues}
     assert held == expected | {
         queue.id: revocation.holder.name for queue, revocation in planned.document.releasing.items()
     }
 
 
-def test_timeline_of_synthetic_groups_has_no_violations(spark: SparkSession) -> None:
-    facts = synthetic_facts(spark)
-    assertDataFrameEqual(violations(facts), spark.createDataFrame([], VIOLATIONS))
-
-
-def synthetic_facts(spark: SparkSession) -> Facts:
-    """Return two hours of three groups, planned by the real planner."""
+@pytest.mark.parametrize("number", range(12))
+def test_timeline_of_a_synthetic_group_has_no_violations_and_an_owner_of_every_queue(number: int) -> None:
+    """Two hours of a group, planned by the real planner."""
     lines: list[Any] = []
-    for number in range(3):
-        JournalingReplay(generate_history(number, 7, 2.0), lines.append).run()
-    return frames(spark, lines)
+    history = generate_history(number, 7, 2.0)
+    JournalingReplay(history, lines.append).run()
+    found = audit(lines)
+    assert found.violations == []
+    assert sorted(interval.queue for interval in found.intervals if interval.until is None) == list(history.queues)

@@ -12,8 +12,9 @@ from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from pipeline.simulation_results import POLICIES, a_result, results, rolled_out_group, satisfied_group, skewed_group
-from rota.pipeline.common.schemas import COSTS
+from rota.pipeline.common.schemas import CHOSEN, COSTS
 from rota.pipeline.recommend.cost_weights import MEASURES, CostWeights, parse_weights
+from rota.pipeline.recommend.group_costs import COST_COLUMNS
 from rota.pipeline.recommend.policy_manifests import (
     build_manifest,
     check_policy_names,
@@ -22,8 +23,6 @@ from rota.pipeline.recommend.policy_manifests import (
     write_manifests,
 )
 from rota.pipeline.recommend.ranking import (
-    CHOSEN,
-    COST_COLUMNS,
     OWN_POLICIES,
     compute_costs,
     recommend_policies,

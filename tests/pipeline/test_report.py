@@ -23,12 +23,16 @@ from pipeline.simulation_results import (
     series,
     skewed_group,
 )
-from rota.pipeline.common.schemas import RESULTS, SERIES
+from pipeline.test_backtest import fleet
+from rota.pipeline.common.schemas import BACKTEST, RESULTS, SERIES
+from rota.pipeline.recommend.backtest import BacktestRow
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import compute_costs, recommend_policies
+from rota.pipeline.replay.job import Simulation
+from rota.pipeline.report.earlier_advice import EarlierAdvice, observe_advice
 from rota.pipeline.report.formatting import describe_change, format_duration, format_percent, format_value
 from rota.pipeline.report.html import render_report
-from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
+from rota.pipeline.report.outputs import REPORT_FILE, ReportExtras, write_recommendation
 from rota.pipeline.report.plots import BarSegment, PlotLine, draw_bar, draw_lines, format_number
 from rota.pipeline.report.report_data import MAX_LINE_POINTS, MAX_PLOTS, collect_findings, count_problems, thin_series
 from rota.spec import parse_policy
@@ -70,8 +74,39 @@ def a_report(spark: SparkSession, rows: list[Row], **options: Any) -> str:
 def folder(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with all outputs of a recommendation for a fleet."""
     folder = tmp_path_factory.mktemp("advice")
-    write_recommendation(results(spark, FLEET), series(spark, FLEET), POLICIES, folder, NOON)
-    return folder
+    tables = folder / "tables"
+
+    def write_table(name: str, rows: DataFrame) -> DataFrame:
+        path = str(tables / name.rpartition("/")[2])
+        rows.write.parquet(path)
+        return spark.read.parquet(path)
+
+    extras = ReportExtras(
+        page_url="https://rota.example.com/",
+        board_url="https://grafana.example.com",
+        earlier=EarlierAdvice(earlier_advice(spark), NOON - 86_400),
+        backtest=spark.createDataFrame([_backtest_row(row) for row in fleet()], BACKTEST),
+    )
+    simulation = Simulation(results(spark, FLEET), series(spark, FLEET))
+    write_recommendation(simulation, POLICIES, folder / "advice", NOON, write_table=write_table, extras=extras)
+    return folder / "advice"
+
+
+def _backtest_row(row: BacktestRow) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in BACKTEST.names)
+
+
+def earlier_advice(spark: SparkSession) -> DataFrame:
+    """Return recommendations of the day before: one was followed, one not, one is of a group without a cost now."""
+    rows = [
+        ("shop/payments", "Averagely", "steady", True, 900.0, 500.0),
+        ("shop/mail", "Sticky", "gone", True, 40.0, 20.0),
+        ("pay/audit", "Sticky", "even", False, 40.0, 40.0),
+        ("ads/clicks", "Sticky", "even", True, 40.0, 20.0),
+        ("shop/removed", "Sticky", "even", True, 40.0, 20.0),
+    ]
+    schema = "group string, strategy string, use string, change boolean, cost_now double, cost_then double"
+    return spark.createDataFrame(rows, schema)
 
 
 @pytest.fixture(scope="module")
@@ -106,27 +141,18 @@ async def read_report(browser: Browser, path: Path, html: str) -> str:
 # Content.
 
 
-def test_recommend_writes_tables_policies_and_report_to_one_folder(folder: Path, spark: SparkSession) -> None:
-    assert sorted(path.name for path in folder.iterdir()) == ["chosen", "costs", "policies", REPORT_FILE]
+def test_recommend_writes_tables_and_a_folder_with_policies_and_report(folder: Path, spark: SparkSession) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == ["policies", REPORT_FILE]
     assert sorted(path.name for path in (folder / "policies").iterdir()) == ["even.yaml", "steady.yaml"]
-    chosen = spark.read.parquet(str(folder / "chosen")).filter("change").orderBy("group").select("group", "use")
+    tables = folder.parent / "tables"
+    assert sorted(path.name for path in tables.iterdir()) == ["chosen", "costs"]
+    chosen = spark.read.parquet(str(tables / "chosen")).filter("change").orderBy("group").select("group", "use")
     assert [tuple(row) for row in chosen.collect()] == [
         ("pay/refunds", "even"),
         ("shop/orders", "steady"),
         ("shop/parcels", "steady"),
         ("shop/payments", "even"),
     ]
-
-
-def test_recommend_rejects_a_simulated_policy_that_is_in_no_file(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Policy even was simulated, but is missing in --policies"):
-        write_recommendation(
-            results(spark, rolled_out_group()),
-            series(spark, rolled_out_group()),
-            {"steady": POLICIES["steady"]},
-            tmp_path,
-            NOON,
-        )
 
 
 async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browser: Browser, folder: Path) -> None:
@@ -143,10 +169,13 @@ async def test_recommend_report_shows_the_answer_first_with_what_it_saves(browse
         "Present policies in 1 group, such as ads/clicks: The group is Broadcasting: its queues have no owner",
         "If all groups used one policy",
         "Recommendation for each group",
+        "What earlier advice came to",
         "The 4 groups that benefit most",
         "Manifests to apply",
         "Components of the cost",
         "Limits of these figures",
+        "How good was advice like this on your own history",
+        "The histories are real: recorded by an operator.",
     ]
     positions = [text.find(phrase) for phrase in expected]
     assert -1 not in positions, expected[positions.index(-1)]
@@ -177,6 +206,26 @@ def test_recommend_lists_a_reason_once_for_queues_of_different_names(spark: Spar
     problems = [(f"ads/{name}", "nearby", f"Queue {name}/broker-a/0 has no room: give it one") for name in "abc"]
     [row] = count_problems(spark.createDataFrame(problems, "group string, policy string, problem string")).collect()
     assert (row.groups, row.example, row.problem) == (3, "ads/a", "A queue has no room: give it one")
+
+
+def test_recommend_compares_earlier_advice_with_the_present_cost(spark: SparkSession) -> None:
+    rows = [("shop/payments", "Sticky", 450.0), ("shop/mail", "Sticky", 40.0), ("ads/clicks", "Sticky", None)]
+    now = spark.createDataFrame(rows, "group string, strategy string, cost_now double")
+    observed = observe_advice(EarlierAdvice(earlier_advice(spark), NOON), now, POLICIES)
+    assert [(row.group, row.followed, row.predicted, row.observed) for row in observed.rows] == [
+        ("shop/payments", True, 500.0, 450.0),
+        ("shop/mail", False, 20.0, 40.0),
+    ]
+    sums = (observed.advised, observed.followed, observed.before, observed.predicted, observed.observed)
+    assert sums == (2, 1, 900.0, 500.0, 450.0)
+
+
+def test_recommend_rejects_an_invalid_base_url_before_it_writes(spark: SparkSession, tmp_path: Path) -> None:
+    rows = rolled_out_group()
+    simulation = Simulation(results(spark, rows), series(spark, rows))
+    with pytest.raises(ValueError, match=r"^--page-url rota is no base URL"):
+        write_recommendation(simulation, POLICIES, tmp_path, NOON, extras=ReportExtras("rota"))
+    assert [*tmp_path.iterdir()] == []
 
 
 async def test_recommend_report_sorts_groups_by_savings_and_shows_their_commands(
@@ -231,6 +280,9 @@ async def test_recommend_report_has_landmarks_headings_and_tables_for_screen_rea
         ("rowheader", "shop/mail"),
         ("columnheader", "Recommendation"),
         ("link", "shop/orders"),
+        ("link", "operator's page of shop/orders"),
+        ("link", "board of shop/orders"),
+        ("link", "Download groups.csv"),
     ):
         assert (role, name) in nodes, (role, name)
     assert [name for role, name in nodes if role in {"image", "link", "region"} and not name] == []

@@ -1,13 +1,14 @@
 """A group's metrics of an hour in which the value of each metric is known."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
 
-from pipeline.frames import frames
-from pipeline.journal_lines import handover_line, iso_time, local_time, owners_line, plan_line
-from rota.pipeline.history.rollup import compute_rollup
+from pipeline.group_lines import gaps_in, group_records, samples_in
+from pipeline.journal_lines import handover_line, iso_time, owners_line, plan_line, time_at
+from rota.pipeline.history.measures import roll_up
+from rota.pipeline.history.samples import Places
 from rota.records import journal_record
 
 Line = dict[str, Any]
@@ -49,19 +50,21 @@ HOUR = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rollup_rows(spark: SparkSession) -> list[Row]:
-    return compute_rollup(frames(spark, HOUR)).orderBy("hour").collect()
+def rows_of(lines: list[Line]) -> dict[datetime, dict[str, Any]]:
+    """Return the rows of one group by hour."""
+    places = Places()
+    samples = samples_in(lines, places)
+    return {
+        hour: measures.to_row() for hour, measures in roll_up(group_records(lines), gaps_in(lines), [samples], places)
+    }
 
 
-def test_rollup_of_an_hour_has_each_expected_metric(rollup_rows: list[Row]) -> None:
-    row = rollup_rows[0].asDict()
-    assert row.pop("hour") == local_time(0)
+def test_rollup_of_an_hour_has_each_expected_metric() -> None:
+    row = rows_of(HOUR)[time_at(0)]
     assert row.pop("imbalance") == pytest.approx((2 * 900 + 1 * 2700) / 3600)
     unknown = ("lag_p50", "lag_p99", "lag_max", "delay_p50", "delay_p99")
     assert {name: row.pop(name) for name in unknown} == dict.fromkeys(unknown)
     assert row == {
-        "group": "g",
         "rebalances": {"MemberLost": 1},
         "rebalance_seconds_p50": 1.0,
         "rebalance_seconds_p99": 1.0,
@@ -80,9 +83,39 @@ def test_rollup_of_an_hour_has_each_expected_metric(rollup_rows: list[Row]) -> N
     }
 
 
-def test_rollup_marks_hours_with_missing_records_as_incomplete(rollup_rows: list[Row]) -> None:
-    assert [(row["hour"], row["complete"]) for row in rollup_rows] == [
-        (local_time(0), True),
-        (local_time(3600), False),
-        (local_time(7200), False),
+def test_rollup_marks_hours_with_missing_records_as_incomplete() -> None:
+    assert {hour: row["complete"] for hour, row in rows_of(HOUR).items()} == {
+        time_at(0): True,
+        time_at(3600): False,
+        time_at(7200): False,
+    }
+
+
+def test_rollup_marks_hours_that_a_gap_of_any_group_touches_as_incomplete() -> None:
+    gap = {"schema": 1, "kind": "gap", "at": iso_time(3700), "writer": "rota-1", "since": iso_time(3500), "missing": 3}
+    rows = rows_of([owners_line("g", 5, hour * 3600, m1="0") for hour in range(3)] + [gap])
+    assert [row["complete"] for row in rows.values()] == [False, False, True]
+
+
+def test_rollup_splits_a_period_without_an_owner_at_full_hours() -> None:
+    lines = [owners_line("g", 5, 0, m1="", unowned="0-1"), owners_line("g", 5, 5400, m1="0-1")]
+    assert [row["unowned_queue_seconds"] for row in rows_of(lines).values()] == [7200.0, 3600.0]
+
+
+def offsets_line(seconds: float, lag: int) -> Line:
+    columns = {"ids": [0], "first": [0], "last": [1000 + lag], "committed": [1000]}
+    return journal_record("offsets", "g", iso_time(seconds), topics={"t": {"a": columns}}, verdicts={})
+
+
+def test_rollup_percentiles_are_values_of_the_hour() -> None:
+    lines = [owners_line("g", 5, 0, m1="0"), *(offsets_line(36 * number, number + 1) for number in range(100))]
+    row = rows_of(lines)[time_at(0)]
+    assert (row["lag_p50"], row["lag_p99"], row["lag_max"]) == (50, 99, 100)
+    assert row["minutes_seen"] == pytest.approx(99 * 36 / 60)
+
+
+def test_rollup_has_no_row_for_an_hour_without_records() -> None:
+    assert list(rows_of([owners_line("g", 5, 0, m1="0"), owners_line("g", 5, 7200, m1="0")])) == [
+        time_at(0),
+        time_at(7200),
     ]

@@ -36,20 +36,16 @@ def test_spark_submit_settings_override_the_defaults(tmp_path: Path) -> None:
 
 
 def test_spark_shuffle_partitions_shrink_for_small_input_unless_set_by_the_user(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SETTINGS, PARTITIONS, "400")
     own = spark.newSession()
-    with (tmp_path / "large.parquet").open("wb") as file:
-        file.truncate(200 * 16 * 2**20)  # a sparse file
-    assert [fitted_partitions(own, "400", tmp_path), fitted_partitions(own, "400", tmp_path / "nothing")] == [
-        "200",
-        str(4 * CORES),
-    ]
-    assert fitted_partitions(own, "7", tmp_path) == "7"  # set by the user
+    large = 200 * 16 * 2**20
+    assert [fitted_partitions(own, "400", large), fitted_partitions(own, "400", 0)] == ["200", str(4 * CORES)]
+    assert fitted_partitions(own, "7", large) == "7"  # set by the user
 
 
-def fitted_partitions(spark: SparkSession, configured: str, folder: Path) -> str | None:
+def fitted_partitions(spark: SparkSession, configured: str, size_bytes: int) -> str | None:
     spark.conf.set(PARTITIONS, configured)
-    fit_partitions(spark, folder)
+    fit_partitions(spark, size_bytes)
     return spark.conf.get(PARTITIONS)

@@ -1,5 +1,6 @@
 """Spark replays every group under every policy; the results equal those of a direct replay."""
 
+import gzip
 import json
 import re
 from itertools import pairwise
@@ -9,8 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from pipeline.lake_folders import facts_of, ingest, write_segment
+from rota.object_store import open_store
+from rota.object_store.segments import parse_segment
 from rota.pipeline.common.schemas import RESULTS, SERIES
-from rota.pipeline.ingest.facts import Facts, read_facts
+from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import compute_costs
 from rota.pipeline.replay.job import (
@@ -59,17 +63,27 @@ PROBLEMS = {
 
 
 @pytest.fixture(scope="module")
-def journal(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("journal")
-    [counts] = generate_journal(spark, GROUPS, HOURS, SEED, folder).collect()
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a lake with a generated journal, which is ingested."""
+    folder = tmp_path_factory.mktemp("lake")
+    [counts] = generate_journal(spark, GROUPS, HOURS, SEED, open_store(str(folder / "journal"))).collect()
     assert counts["groups"] == GROUPS
-    assert counts["records"] == sum(len(path.read_bytes().splitlines()) for path in folder.glob("date=*/*.jsonl"))
+    assert counts["records"] == sum(len(segment.splitlines()) for segment in segments_of(folder).values())
+    ingest(spark, folder)
     return folder
 
 
+def segments_of(lake: Path) -> dict[str, bytes]:
+    """Return the content of a journal's segments, by their keys."""
+    return {
+        path.relative_to(lake / "journal").as_posix(): gzip.decompress(path.read_bytes())
+        for path in sorted(lake.glob("journal/date=*/*.jsonl.gz"))
+    }
+
+
 @pytest.fixture(scope="module")
-def facts(spark: SparkSession, journal: Path) -> Facts:
-    return read_facts(spark, str(journal))
+def facts(spark: SparkSession, lake: Path) -> Facts:
+    return facts_of(spark, lake)
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +91,22 @@ def simulation(facts: Facts) -> Simulation:
     return replay_histories(persist_on_disk(build_histories(facts)), POLICIES)
 
 
-def test_generate_writes_the_journal_in_the_operators_layout(journal: Path) -> None:
-    assert [path.relative_to(journal).as_posix() for path in sorted(journal.rglob("*.*"))] == [
-        "date=2025-11-21/00-generated-000000.jsonl",
-        "date=2025-11-21/01-generated-000000.jsonl",
+def test_generate_writes_segments_as_the_operator_names_them(lake: Path) -> None:
+    names = [parse_segment(key) for key in segments_of(lake)]
+    assert [(name.hour, name.pod, name.uid, name.sequence) for name in names if name] == [
+        ("2025-11-21T00", "generated", "000000", 0),
+        ("2025-11-21T01", "generated", "000000", 0),
     ]
 
 
-def test_generate_rejects_a_folder_that_is_not_empty(spark: SparkSession, journal: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not empty; give an empty folder or a new name$"):
-        generate_journal(spark, 1, 1, 1, journal)
+def test_generate_writes_the_same_segments_for_the_same_seed(spark: SparkSession, lake: Path, tmp_path: Path) -> None:
+    generate_journal(spark, GROUPS, HOURS, SEED, open_store(str(tmp_path / "journal"))).collect()
+    assert segments_of(tmp_path) == segments_of(lake)
+
+
+def test_generate_rejects_a_journal_that_is_not_empty(spark: SparkSession, lake: Path) -> None:
+    with pytest.raises(ValueError, match=r"journal is not empty; name another lake$"):
+        generate_journal(spark, 1, 1, 1, open_store(str(lake / "journal")))
 
 
 def test_simulate_replays_every_group_under_every_policy_and_the_recorded_ones(simulation: Simulation) -> None:
@@ -141,15 +161,14 @@ def test_simulate_series_has_six_points_an_hour_for_each_group_and_policy(simula
 
 @pytest.mark.slow("a simulation of a group without records of its owners")
 def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
-    spark: SparkSession, journal: Path, tmp_path: Path
+    spark: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    [path, *_] = sorted(journal.glob("date=*/*.jsonl"))
+    [content, *_] = segments_of(lake).values()
     group = generate_history(1, SEED, HOURS).group
-    lines = [line for line in path.read_bytes().splitlines() if not _is_owners_record(line, group)]
-    remaining = tmp_path / "date=2025-11-21" / "00-a.jsonl"
-    remaining.parent.mkdir()
-    remaining.write_bytes(b"\n".join([*lines, b""]))
-    histories = persist_on_disk(build_histories(read_facts(spark, str(tmp_path))))
+    lines = [line for line in content.splitlines(keepends=True) if not _is_owners_record(line, group)]
+    write_segment(tmp_path, "00-a.jsonl.gz", *lines, day="date=2025-11-21")
+    ingest(spark, tmp_path)
+    histories = persist_on_disk(build_histories(facts_of(spark, tmp_path)))
     rows = replay_histories(histories, {}).results.collect()
     problems = {row["group"]: row["problem"] for row in rows}
     assert problems.pop(group) == f"Group {group} has no owners record, with which a replay could start"

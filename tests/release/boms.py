@@ -27,7 +27,7 @@ def write_all(work: Work) -> str:
     errors = []
     counts = []
     for extra in ("", *EXTRAS):
-        bom = bom_of_extra(work, extra)
+        bom = bom_of_extras(work, *filter(None, [extra]))
         name = f"rota-{work.version}{f'-{extra}' if extra else ''}.cdx.json"
         errors += [f"{name} {flaw}" for flaw in flaws(bom)]
         write(work, name, bom)
@@ -41,7 +41,7 @@ def list_licences(work: Work) -> str:
     """List every dependency with its licence; fail if a licence is not allowed."""
     users: dict[tuple[str, str], list[str]] = defaultdict(list)
     for extra in ("", *EXTRAS):
-        for component in bom_of_extra(work, extra)["components"]:
+        for component in bom_of_extras(work, *filter(None, [extra]))["components"]:
             users[component["name"], component["version"]].append(extra or "always")
     lines = []
     errors = []
@@ -64,9 +64,9 @@ def write(work: Work, name: str, bom: Bom) -> None:
     (work.into / name).write_text(json.dumps(bom, indent=2) + "\n")
 
 
-def bom_of_extra(work: Work, extra: str) -> Bom:
-    """Return the bill of the wheel with an extra, or without any (an empty name)."""
-    options = ("--extra", extra) if extra else ()
+def bom_of_extras(work: Work, *extras: str) -> Bom:
+    """Return the bill of the wheel with extras."""
+    options = [option for extra in extras for option in ("--extra", extra)]
     bom: Bom = json.loads(work.uv("export", "--quiet", "--frozen", "--no-dev", "--format=cyclonedx1.5", *options))
     root = bom["metadata"]["component"]
     root |= {"type": "application", "purl": f"pkg:pypi/{root['name']}@{root['version']}"}

@@ -15,7 +15,8 @@ from ground.node.build import build_into
 from release import boms
 from release.work import CheckFailedError, SkippedError, Work, repack
 
-TARGETS = ("operator", "sidecar")
+# As in the Dockerfile.
+IMAGE_EXTRAS = {"operator": ("operator", "traces", "bucket"), "sidecar": ("sidecar", "traces")}
 OMITTED = "the pipeline's, of 1 GB, is left out"
 
 
@@ -26,7 +27,7 @@ def build(work: Work) -> str:
             "images need root and buildah; their content is fixed by Dockerfile, uv.lock and the base's digest"
         )
     summaries = []
-    for target in TARGETS:
+    for target in IMAGE_EXTRAS:
         first = _build_image(work, target, 0)
         second = _build_image(work, target, 1)
         if _id(first) != _id(second):
@@ -52,8 +53,8 @@ def _id(archive: Path) -> str:
 
 
 def _write_bill(work: Work, target: str, archive: Path) -> boms.Bom:
-    """Write the bill of an image: the packages of its extra that are present, and the packages of its base."""
-    bom = boms.bom_of_extra(work, target)
+    """Write the bill of an image: the packages of its extras that are present, and the packages of its base."""
+    bom = boms.bom_of_extras(work, *IMAGE_EXTRAS[target])
     packages = dict(_packages(archive))
     locked = {(component["name"], component["version"]): component for component in bom["components"]}
     name = f"rota-{work.version}-{target}-image.cdx.json"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rota.cli.commands.pipeline.commands import pipeline
+from rota.cli.commands.pipeline.commands import pipeline, snapshot_options, translate_errors
 from rota.cli.console.errors import CommandGroup, report_user_errors
 from rota.cli.console.output import print_table, print_value
 from rota.cli.options import (
@@ -162,6 +162,25 @@ def lag(*, group: str, by: str, top: int | None, output: str, **options: Any) ->
 
 
 @main.command()
+@click.argument("group")
+@click.option("--lake", required=True, help="The lake of `rota pipeline`: a folder or URI.")
+@click.option("--hours", type=click.IntRange(1, 1_000_000), help="The last N hours of the rollups; default: 24.")
+@click.option("--days", type=click.IntRange(1, 36_600), help="The last N times 24 hours of the rollups.")
+@snapshot_options
+@OUTPUT_OPTION
+@report_user_errors
+def history(*, group: str, lake: str, output: str, **options: Any) -> None:
+    """Show the hourly rollups of GROUP (NAMESPACE/NAME) that are in a lake; needs neither Spark nor Java."""
+    if options["hours"] and options["days"]:
+        raise ValueError("--hours and --days exclude each other; give one of them")
+    with translate_errors("pip install 'rota-operator[history]'"):
+        from rota.cli.commands import history
+
+        hours = options["hours"] or 24 * (options["days"] or 1)
+        history.show_history(group, lake, hours, output, number=options["snapshot"], as_of=options["as_of"])
+
+
+@main.command()
 @OUTPUT_OPTION
 @report_user_errors
 def strategies(output: str) -> None:
@@ -240,9 +259,23 @@ def inject(**options: Any) -> None:
     help="With --page-auth Kubernetes: a folder with tls.crt and tls.key (default: a self-signed certificate).",
 )
 @click.option(
-    "--journal", envvar="ROTA_JOURNAL", default="", help="A folder for the journal; -: standard output; default: none."
+    "--journal",
+    envvar="ROTA_JOURNAL",
+    default="",
+    help="A folder or URI for the journal, such as s3://BUCKET/PREFIX; -: standard output; default: none.",
 )
-@default_option("--journal-limit", envvar="ROTA_JOURNAL_LIMIT", default="8Gi", help="Maximum size of the folder.")
+@default_option(
+    "--journal-limit",
+    envvar="ROTA_JOURNAL_LIMIT",
+    default="8Gi",
+    help="Maximum size of the folder; with a URI, of the records that wait for the bucket.",
+)
+@click.option(
+    "--journal-spool",
+    envvar="ROTA_JOURNAL_SPOOL",
+    default="",
+    help="A folder for records that are not stored yet (default: in the journal's folder, or a temporary one).",
+)
 @default_option(
     "--queue-metrics/--no-queue-metrics",
     envvar="ROTA_QUEUE_METRICS",

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -13,7 +12,8 @@ from rota.cli import main
 from rota.cli.commands.pipeline import progress
 from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.commands.pipeline.simulate import read_policies
-from rota.spec import PolicySpec, policy_body
+from rota.pipeline.lake.snapshots import EMPTY_SNAPSHOT
+from rota.pipeline.lake.tables import Lake
 
 DAY = "date=2025-11-21"
 STEADY = "kind: RebalancePolicy\nmetadata:\n  name: steady\nspec:\n  strategy: Sticky\n"
@@ -31,121 +31,63 @@ def a_file(path: Path, text: str) -> Path:
 def invalid_policies(folder: Path) -> tuple[list[object], str]:
     file = a_file(folder / "p.yaml", STEADY.replace("Sticky", "Clingy"))
     error = f"{file}, line 5: RebalancePolicy steady: spec.strategy: invalid enum value 'Clingy'; choose one of "
-    return ["simulate", folder / "journal", "--policies", file, "--to", folder / "to"], error
+    return ["simulate", folder / "lake", "--policies", file], error
 
 
 def invalid_weights(folder: Path) -> tuple[list[object], str]:
     file = a_file(folder / "p.yaml", STEADY)
     weights = a_file(folder / "w.yaml", "moves: -1")
-    arguments = ["recommend", folder / "journal", "--policies", file, "--weights", weights, "--to", folder / "to"]
+    arguments = ["recommend", folder / "lake", "--policies", file, "--weights", weights, "--to", folder / "to"]
     return arguments, f"{weights}: moves is -1; give a number of at least 0"
 
 
-def missing_source(folder: Path) -> tuple[list[object], str]:
-    return ["rollup", folder / "nowhere"], f"{folder}/nowhere is not a folder; give a journal's, or a lake"
+def missing_lake(folder: Path) -> tuple[list[object], str]:
+    return ["rollup", folder / "nowhere"], f"{folder}/nowhere has no snapshot yet; `rota pipeline ingest "
 
 
-def empty_source(folder: Path) -> tuple[list[object], str]:
-    (folder / "empty").mkdir()
-    return [
-        "timeline",
-        folder / "empty",
-    ], f"{folder}/empty contains no journal ({DAY.replace('2025', '2026')}/08-NAME.jsonl)"
+def missing_snapshot(folder: Path) -> tuple[list[object], str]:
+    return ["timeline", folder / "lake", "--snapshot", 7], f"{folder}/lake has no snapshot 7; it has 1"
 
 
-def source_without_journal(folder: Path) -> tuple[list[object], str]:
-    return ["ingest", folder / "empty", "--to", folder / "to"], f"{folder}/empty contains no journal: no file such as "
+def lake_without_records(folder: Path) -> tuple[list[object], str]:
+    return ["rollup", folder / "lake"], f"{folder}/lake has no record that this version can read"
 
 
-def output_that_is_a_file(folder: Path) -> tuple[list[object], str]:
+def lake_without_journal(folder: Path) -> tuple[list[object], str]:
+    error = f"{folder}/lake/journal contains no segment of a journal, such as date=2026-11-21/08-NAME.jsonl.gz"
+    return ["ingest", folder / "lake"], error
+
+
+def report_folder_that_is_a_file(folder: Path) -> tuple[list[object], str]:
     file = a_file(folder / "file", "mine")
-    return [
-        "rollup",
-        folder / "journal",
-        "--to",
-        file,
-    ], f"--to {file} cannot be a folder, because {file} is a file; name an"
+    arguments = ["recommend", folder / "lake", "--policies", a_file(folder / "p.yaml", STEADY), "--to", file]
+    return arguments, f"--to {file} cannot be a folder, because {file} is a file; name another"
 
 
-def output_with_other_files(folder: Path) -> tuple[list[object], str]:
-    a_file(folder / "to" / "thesis.txt", "mine")
-    return ["generate", "--to", folder / "to"], f"--to {folder}/to is not empty; give an empty folder or a new name"
+def report_folder_in_the_lake(folder: Path) -> tuple[list[object], str]:
+    to = folder / "lake" / "report"
+    arguments = ["recommend", folder / "lake", "--policies", a_file(folder / "p.yaml", STEADY), "--to", to]
+    return arguments, f"--to {to} is inside the lake {folder}/lake; name a folder elsewhere"
 
 
-def simulation_without_success_marker(folder: Path) -> tuple[list[object], str]:
-    (folder / "simulated" / "results").mkdir(parents=True)
-    arguments = [
-        "recommend",
-        folder / "simulated",
-        "--policies",
-        a_file(folder / "p.yaml", STEADY),
-        "--to",
-        folder / "to",
-    ]
-    return arguments, f"{folder}/simulated contains no complete simulation; run `rota pipeline simulate` again"
-
-
-def a_simulation(folder: Path, simulated_policies: str) -> list[object]:
-    for name in ("results", "series"):
-        a_file(folder / "simulated" / name / "_SUCCESS", "")
-    a_file(folder / "simulated" / "results" / "_policies.json", simulated_policies)
-    return ["recommend", folder / "simulated", "--policies", a_file(folder / "p.yaml", STEADY), "--to", folder / "to"]
-
-
-def simulation_that_was_interrupted(folder: Path) -> tuple[list[object], str]:
-    return a_simulation(
-        folder, ""
-    ), f"{folder}/simulated contains no complete simulation; run `rota pipeline simulate` again"
-
-
-def simulation_that_is_damaged(folder: Path) -> tuple[list[object], str]:
-    return a_simulation(
-        folder, "[]"
-    ), f"{folder}/simulated contains no complete simulation; run `rota pipeline simulate` again"
-
-
-def simulation_of_more_policies(folder: Path) -> tuple[list[object], str]:
-    steady = msgspec.json.encode(policy_body(PolicySpec(strategy="Sticky"))).decode()
-    arguments = a_simulation(folder, f'{{"even": {{}}, "steady": {steady}}}')
-    return arguments, "Policy even was simulated, but is missing in --policies; add its file"
-
-
-def lake_with_other_files(folder: Path) -> tuple[list[object], str]:
+def folder_with_other_files(folder: Path) -> tuple[list[object], str]:
     a_file(folder / "home" / "thesis.txt", "mine")
-    (folder / "home" / "plan").mkdir()
-    return [
-        "ingest",
-        folder / "journal",
-        "--to",
-        folder / "home",
-    ], f"--to {folder}/home is not a lake, and contains other files: plan"
+    error = f"{folder}/home is not a lake, and contains other files: thesis.txt; name a folder of its own"
+    return ["generate", "--to", folder / "home"], error
 
 
-def too_long_name(folder: Path) -> tuple[list[object], str]:
-    return ["rollup", folder / ("x" * 300)], f"{folder}/{'x' * 300} cannot be read or written: File name too long"
+def lake_of_the_former_layout(folder: Path) -> tuple[list[object], str]:
+    (folder / "old" / "_checkpoint").mkdir(parents=True)
+    return ["ingest", folder / "old"], f"{folder}/old is a lake of an earlier version of Rota (it has _checkpoint/); "
 
 
-def days_of_a_simulation(folder: Path) -> tuple[list[object], str]:
-    arguments, _ = simulation_without_success_marker(folder)
-    return [
-        *arguments,
-        "--days",
-        1,
-    ], f"--days works with a journal or a lake; {folder}/simulated is a finished simulation"
+def journal_that_is_not_empty(folder: Path) -> tuple[list[object], str]:
+    a_file(folder / "new" / "journal" / DAY / "08-a.jsonl.gz", "")
+    return ["generate", "--to", folder / "new"], f"{folder}/new/journal is not empty; name another lake"
 
 
-def lake_of_another_format(folder: Path) -> tuple[list[object], str]:
-    lake = folder / "lake"
-    for name in ("verdict/_delta_log", "_inbox"):
-        (lake / name).mkdir(parents=True)
-    a_file(lake / "_checkpoint" / "metadata", "{}")
-    a_file(lake / "_lock", "")
-    return [
-        "ingest",
-        folder / "journal",
-        "--to",
-        lake,
-    ], f"{lake} is a lake of the other format; use --format of that lake"
+def unknown_scheme(_folder: Path) -> tuple[list[object], str]:
+    return ["ingest", "ftp://host/lake"], "'ftp://host/lake' has the unknown scheme ftp; use s3://BUCKET/PREFIX, "
 
 
 @pytest.mark.parametrize(
@@ -153,47 +95,49 @@ def lake_of_another_format(folder: Path) -> tuple[list[object], str]:
     [
         invalid_policies,
         invalid_weights,
-        missing_source,
-        empty_source,
-        source_without_journal,
-        output_that_is_a_file,
-        output_with_other_files,
-        simulation_without_success_marker,
-        simulation_that_was_interrupted,
-        simulation_that_is_damaged,
-        simulation_of_more_policies,
-        lake_with_other_files,
-        too_long_name,
-        days_of_a_simulation,
-        lake_of_another_format,
+        missing_lake,
+        missing_snapshot,
+        lake_without_records,
+        lake_without_journal,
+        report_folder_that_is_a_file,
+        report_folder_in_the_lake,
+        folder_with_other_files,
+        lake_of_the_former_layout,
+        journal_that_is_not_empty,
+        unknown_scheme,
     ],
 )
 def test_pipeline_rejects_invalid_input_before_spark_starts(
     case: Callable[[Path], tuple[list[object], str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # without Java, anything that starts Spark fails with another error
-    a_file(tmp_path / "journal" / DAY / "08-a.jsonl", "")
+    Lake(str(tmp_path / "lake")).snapshots.publish(EMPTY_SNAPSHOT, {})
     arguments, sentence = case(tmp_path)
     result = CliRunner().invoke(main, ["pipeline", *map(str, arguments)])
-    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith(f"rota: {sentence}")
+    stderr = "".join(line for line in result.stderr.splitlines(keepends=True) if "reading snapshot" not in line)
+    assert (result.exit_code, result.stdout, stderr.count("\n")) == (2, "", 1)
+    assert stderr.startswith(f"rota: {sentence}")
 
 
-@pytest.mark.parametrize("command", [["ingest"], ["rollup"], ["recommend", "--policies", "p.yaml"]])
-@pytest.mark.parametrize("entry", [None, ".", "_checkpoint", "lost+found"])
-def test_pipeline_with_if_any_succeeds_on_an_empty_source(
-    command: list[str], entry: str | None, tmp_path: Path
+@pytest.mark.parametrize("command", [["ingest"], ["rollup"], ["recommend", "--policies", "p.yaml", "--to", "to"]])
+@pytest.mark.parametrize("entry", [None, ".", "journal", "lost+found"])
+def test_pipeline_with_if_any_succeeds_on_an_empty_lake(
+    command: list[str], entry: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "source"
+    monkeypatch.chdir(tmp_path)
+    a_file(tmp_path / "p.yaml", STEADY)
+    lake = tmp_path / "lake"
     if entry:
-        (source / entry).mkdir(parents=True)
-    result = CliRunner().invoke(main, ["pipeline", *command, str(source), "--to", str(tmp_path / "to"), "--if-any"])
-    assert (result.exit_code, result.output) == (0, f"{source} contains no records yet\n")
+        (lake / entry).mkdir(parents=True)
+    result = CliRunner().invoke(main, ["pipeline", *command, str(lake), "--if-any"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(str(lake))
+    assert result.stdout.count("\n") == 1
 
 
 def test_pipeline_with_if_any_still_rejects_invalid_arguments(tmp_path: Path) -> None:
-    journal = a_file(tmp_path / "journal" / DAY / "08-a.jsonl", "").parents[1]
-    result = CliRunner().invoke(main, ["pipeline", "rollup", str(journal), "--to", str(journal), "--if-any"])
+    a_file(tmp_path / "home" / "thesis.txt", "mine")
+    result = CliRunner().invoke(main, ["pipeline", "rollup", str(tmp_path / "home"), "--if-any"])
     assert (result.exit_code, result.stdout) == (2, "")
 
 

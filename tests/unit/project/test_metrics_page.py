@@ -5,12 +5,13 @@
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rota.cli.commands.pipeline.run.metrics import METRICS as PIPELINE_METRICS
 from rota.kube.telemetry.group_gauges import GROUP_LABELS
 from rota.kube.telemetry.operator_metrics import OperatorMetrics
 from rota.metrics import Metric
@@ -21,13 +22,14 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "metrics.md"
 
 Metrics = Iterable[Metric]
+ALL_METRICS = (*OperatorMetrics().metrics, *SidecarMetrics().metrics, *PIPELINE_METRICS)
 
 
-def table(metrics: Metrics) -> str:
+def table(metrics: Metrics, common: Collection[str] = GROUP_LABELS) -> str:
     """Return a table of metrics; the text above it names the labels that all of them have."""
     rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels if label not in GROUP_LABELS)
+        labels = ", ".join(f"`{label}`" for label in metric.labels if label not in common)
         rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
     return "\n".join(rows) + "\n"
 
@@ -39,6 +41,7 @@ def tables() -> dict[str, str]:
         "Of each group": table(metric for metric in operator if metric.labels[:2] == GROUP_LABELS),
         "Of the operator": table(metric for metric in operator if metric.labels[:2] != GROUP_LABELS),
         "Of each member": table(SidecarMetrics().metrics),
+        "Of the pipeline": table(PIPELINE_METRICS, common=["lake"]),
     }
 
 
@@ -66,9 +69,7 @@ def test_docs_metrics_tables_match_the_metrics() -> None:
     assert PAGE.read_text() == page(), f"generate them again: python {Path(__file__).relative_to(ROOT)}"
 
 
-@pytest.mark.parametrize(
-    "metric", [*OperatorMetrics().metrics, *SidecarMetrics().metrics], ids=lambda metric: metric.name
-)
+@pytest.mark.parametrize("metric", ALL_METRICS, ids=lambda metric: metric.name)
 def test_metrics_names_and_help_follow_prometheus_conventions(metric: Metric) -> None:
     assert re.fullmatch(r"rota_[a-z_]+", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
@@ -78,12 +79,12 @@ def test_metrics_names_and_help_follow_prometheus_conventions(metric: Metric) ->
 
 
 def test_metrics_names_are_unique() -> None:
-    names = [metric.name for metric in (*OperatorMetrics().metrics, *SidecarMetrics().metrics)]
+    names = [metric.name for metric in ALL_METRICS]
     assert sorted(names) == sorted(set(names))
 
 
 def test_docs_metrics_page_names_only_existing_metrics() -> None:
-    existing = {metric.name for metric in (*OperatorMetrics().metrics, *SidecarMetrics().metrics)}
+    existing = {metric.name for metric in ALL_METRICS}
     names_on_page = set(re.findall(r"\brota_[a-z_]+", PAGE.read_text()))
     without_suffixes = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names_on_page} - {"rota_dev_group"}
     assert without_suffixes - existing == set()

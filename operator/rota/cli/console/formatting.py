@@ -4,12 +4,16 @@
 
 import math
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime
+from difflib import get_close_matches
 
 from rota.cli.console.output import COLUMN_GAP_CHARACTERS, print_table, sanitize_line
+from rota.sentences import join_names
 
 MAX_NUMBER = 2**63  # this and larger numbers are invalid
 MAX_DURATION_SECONDS = 1e10  # seconds: longer durations are invalid
+MAX_SUGGESTED_NAMES = 3
 
 _MINUTE_SECONDS = 60
 _HOUR_SECONDS = 3600
@@ -46,6 +50,16 @@ def _terminal_width() -> float:
     from rich.console import Console  # noqa: PLC0415 - rich is for terminals only
 
     return Console().width
+
+
+def suggest_names(name: str, names: Collection[str]) -> str:
+    """Return the end of a sentence about an unknown name: the most similar names, else the first ones."""
+    if not names:
+        return "there is none"
+    similar = get_close_matches(name, names, n=MAX_SUGGESTED_NAMES)
+    if similar:
+        return f"similar: {', '.join(similar)}"
+    return f"there is {join_names(sorted(names), MAX_SUGGESTED_NAMES)}"
 
 
 def format_number(value: int | None, *, is_estimate: bool = False) -> str:

@@ -2,6 +2,8 @@
 
 from rota.spec.names import is_dns_subdomain
 
+# The first line of our manifests begins so; other files are users' own.
+MANIFEST_FIRST_LINE = "# `rota pipeline recommend` recommends policy "
 _MAX_NAME_CHARACTERS = 240  # a file name has at most 255, and a manifest's file adds .yaml
 
 

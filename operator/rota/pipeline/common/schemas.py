@@ -167,3 +167,34 @@ COSTS = table_schema(
     cost_unowned=NUMBER,
     cost_lag=NUMBER,
 )
+
+# The recommendation for each group. Users read this table, so its names stay: `now` is the policy in use, `then` the
+# recommended one. The rows from which it is computed are `current`, of the policy in use, and `cheapest`.
+CHOSEN = table_schema(
+    group=TEXT,
+    strategy=TEXT,  # of the policy in use
+    use=TEXT,  # policy to use; `recorded`: no change
+    change=BooleanType(),
+    best=TEXT,  # cheapest policy; its gain may be too small for a change
+    cost_now=NUMBER,
+    cost_then=NUMBER,
+    gain=NUMBER,  # 0.3: it would cost 30 % less
+    evidence=TEXT,  # the reason, as a sentence
+)
+
+# Test of advice on a group's own history: advised from its first half, tested on its second half.
+BACKTEST = table_schema(
+    group=TEXT,
+    source=TEXT,  # of the history: real, rates (generated, with recorded message rates), synthetic
+    cut=TIME,  # where the second half starts
+    hours=NUMBER,  # of the second half
+    use=TEXT,  # the advised policy; `recorded`: no change
+    change=BooleanType(),
+    wrong=BooleanType(),  # the change cost more than none, or the advised policy could not be used
+    best=TEXT,  # the policy that cost least in the second half
+    cost_recorded=NUMBER,  # these are costs in the second half
+    cost_advised=NUMBER,
+    cost_best=NUMBER,
+    costs=_by_name(NUMBER),  # by policy, of those that could be used
+    problem=TEXT,  # why the group could not be tested; null: none
+)

@@ -12,7 +12,7 @@ CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, unless spark
 _CORE_COUNT = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-_MIN_PARTITION_BYTES = 16 * 2**20  # of source files per partition; a core has four partitions even if they are smaller
+_MIN_PARTITION_BYTES = 16 * 2**20  # of the journal, compressed; a core has four partitions even if they are smaller
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -28,7 +28,6 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.streaming.metricsEnabled": "false",
     # Both add a line of our code to errors, at the cost of five JVM calls and a stack trace per Spark function.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.dataFrameQueryContext.enabled": "false",
@@ -50,19 +49,12 @@ def create_session(name: str, settings: dict[str, str] | None = None) -> SparkSe
     return spark
 
 
-def fit_partitions(spark: SparkSession, folder: Path) -> None:
+def fit_partitions(spark: SparkSession, size_bytes: int) -> None:
     """Use fewer shuffle partitions for a small source, as each costs milliseconds per step; keep a user's number."""
     default = int(SETTINGS[_SHUFFLE_PARTITIONS])
     if spark.conf.get(_SHUFFLE_PARTITIONS) == str(default):
-        size = sum(map(_size, folder.rglob("[!._]*.*")))  # of files with records: other names begin with . or _
-        spark.conf.set(_SHUFFLE_PARTITIONS, str(min(default, max(4 * _CORE_COUNT, size // _MIN_PARTITION_BYTES))))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:  # the journal has removed an old file
-        return 0
+        partitions = max(4 * _CORE_COUNT, size_bytes // _MIN_PARTITION_BYTES)
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(min(default, partitions)))
 
 
 def _unsubmitted_settings() -> dict[str, str]:

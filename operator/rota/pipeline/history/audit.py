@@ -4,197 +4,280 @@ Nothing is guessed: where an assignment is missing, a queue's owner is unknown u
 audit reports as `Unknown`. A revoked queue is its previous owner's until it is granted: that pod may still consume it.
 """
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
 
-from rota.pipeline.common.columns import select_columns
-from rota.pipeline.common.schemas import INTERVALS, VIOLATIONS
-from rota.pipeline.history.ordering import UNOWNED, assignment_periods
-from rota.pipeline.history.ownership import (
-    QUEUE_COLUMNS,
-    QUEUE_PARTITION,
-    QUEUE_RECORD_ORDER,
-    OwnershipAccount,
-    build_account,
-    last_record_times,
-)
-from rota.pipeline.history.ranges import expand_by_queue, seconds_between
-from rota.pipeline.ingest.facts import Facts
-
-OPERATOR_ERRORS = ("TwoOwners", "Unproved")  # errors of the operator; other kinds concern the journal or the group
+from rota.model import Queue
+from rota.pipeline.history.group_records import GroupRecords
+from rota.pipeline.history.ordering import DEFAULT_MODE, Gaps, assignment_periods
+from rota.pipeline.history.ownership import Holding, OwnershipAccount, Phase, build_account
+from rota.ranges import from_ranges
+from rota.records import ObeyedRecord
 
 
-def intervals(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
-    """Return the owners of each queue over time, one row per period (schemas.INTERVALS)."""
-    return _build_intervals((account or build_account(facts)).holdings, facts.obeyed)
+class ViolationKind(StrEnum):
+    """Kinds of violations, and of periods without an owner or without information."""
+
+    TWO_OWNERS = "TwoOwners"
+    UNPROVED = "Unproved"
+    UNOWNED = "Unowned"
+    UNKNOWN = "Unknown"
 
 
-def violations(facts: Facts, account: OwnershipAccount | None = None) -> DataFrame:
-    """Return violations: two owners, grants without proof, queues without an owner, periods without information."""
-    account = account or build_account(facts)
-    candidates = F.array(_find_two_owners(), _find_unproved(), _find_unknown())
-    actual = F.filter(candidates, lambda violation: violation.isNotNull())
-    by_holding = account.holdings.select(*QUEUE_COLUMNS, F.explode(actual).alias("violation"))
-    of_holdings = by_holding.select(*QUEUE_COLUMNS, "violation.*")
-    of_assignments = _find_unowned(unowned_by_assignment(account))
-    return of_holdings.unionByName(of_assignments).transform(select_columns, VIOLATIONS)
+# Errors of the operator; other kinds concern the journal or the group.
+OPERATOR_ERRORS = (ViolationKind.TWO_OWNERS, ViolationKind.UNPROVED)
 
 
-def _build_intervals(holdings: DataFrame, obeyed: DataFrame) -> DataFrame:
-    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
-    # The same pod owns the queue without a pause, and no record is missing in between.
-    continues = (
-        F.col("before.uid").eqNullSafe(F.col("uid"))
-        & F.col("before.chain").eqNullSafe(F.col("chain"))
-        & F.lag("until").over(order).eqNullSafe(F.col("at"))
-    )
-    # Spark orders structs by their first fields, so the minimum is the first holding of a period.
-    first = F.struct("life", "generation", "step", "at", "act", "handover_start")
-    last = F.struct("life", "generation", "step", F.col("at").alias("_at"), "until")
-    spans = (
-        holdings.withColumn("handover_start", _handover_start())
-        .withColumn("period", _number_periods(continues))
-        .filter(F.col("uid").isNotNull())
-        .groupBy(*QUEUE_PARTITION, "period", "member", "uid")
-        .agg(F.min(first).alias("first"), F.max(last).alias("last"))
-        .select(
-            *QUEUE_COLUMNS,
-            "member",
-            "uid",
-            F.col("first.at").alias("since"),
-            F.col("last.until").alias("until"),
-            F.col("first.generation").alias("generation"),
-            F.col("first.act").eqNullSafe("Force").alias("forced"),
-            # An `owners` record (without an act) tells the owner, not how the owner got the queue.
-            F.when(F.col("first.act").isNotNull(), F.col("first.handover_start")).alias("handover_start"),
+class Interval(NamedTuple):
+    """A period of a queue's owner (schemas.INTERVALS)."""
+
+    queue: Queue
+    member: str | None
+    uid: str
+    since: datetime
+    until: datetime | None
+    generation: int
+    forced: bool
+    obeyed: datetime | None
+    seconds: float | None
+
+
+class Violation(NamedTuple):
+    """A violation of exclusive ownership (schemas.VIOLATIONS)."""
+
+    queue: Queue
+    kind: ViolationKind
+    since: datetime
+    until: datetime | None
+    members: tuple[str, ...]
+    why: str
+
+
+class UnownedPeriod(NamedTuple):
+    """A period in which a queue had no owner."""
+
+    queue: Queue
+    since: datetime
+    until: datetime | None  # None: it still has none
+
+
+class UnownedPart(NamedTuple):
+    """The part of a period without an owner that falls into one assignment, and that assignment's members."""
+
+    since: datetime
+    until: datetime
+    members: int
+
+
+class Audit(NamedTuple):
+    """Owners of all queues of one group over time, and the violations."""
+
+    intervals: list[Interval]
+    violations: list[Violation]
+
+
+class ObeyedTimes:
+    """When members first reported that they follow the assignments that gave them their queues."""
+
+    def __init__(self, records: Iterable[ObeyedRecord] = ()) -> None:
+        self._times: dict[tuple[Queue, int, str], datetime] = {}
+        for record in records:
+            for queue in from_ranges(record.queues):
+                key = (queue, record.generation, record.uid)
+                self._times[key] = min(record.at, self._times.get(key, record.at))
+
+    def find(self, queue: Queue, generation: int, uid: str) -> datetime | None:
+        """Return when a member reported that it follows an assignment; None: not recorded."""
+        return self._times.get((queue, generation, uid))
+
+
+def audit_group(records: GroupRecords, gaps: Gaps) -> Audit:
+    """Return the audit of one group."""
+    account = build_account(records.assignments(), gaps)
+    obeyed = ObeyedTimes(records.of_kind(ObeyedRecord))
+    unowned_times = UnownedTimes(account, records.recorded_until)
+    audit = Audit([], [])
+    for queue, holdings in account.holdings():
+        audit.intervals.extend(intervals(queue, holdings, obeyed))
+        audit.violations.extend(violations(queue, holdings))
+        neglected = map(unowned_times.find_violation, unowned_periods(queue, holdings))
+        audit.violations.extend(violation for violation in neglected if violation)
+    return audit
+
+
+def intervals(queue: Queue, holdings: Iterable[Holding], obeyed: ObeyedTimes) -> Iterator[Interval]:
+    """Yield the owners of a queue over time."""
+    for period in _group_periods(holdings, _continues_owner):
+        first = period[0]
+        generation = first.said.entry.generation
+        owner = first.said.owner
+        if owner.uid is None:
+            continue
+        obeyed_at = obeyed.find(queue, generation, owner.uid)
+        handover_start = _handover_start(first)
+        seconds = (obeyed_at - handover_start).total_seconds() if obeyed_at and handover_start else None
+        is_forced = first.said.handover is not None and first.said.handover.act == "Force"
+        yield Interval(
+            queue, owner.name, owner.uid, first.since, period[-1].until, generation, is_forced, obeyed_at, seconds
         )
-    )
-    obeyed_at = expand_by_queue(obeyed.select("group", "generation", "uid", "at", "queues"))
-    obeyed_at = obeyed_at.groupBy(*QUEUE_COLUMNS, "generation", "uid").agg(F.min("at").alias("obeyed"))
-    return (
-        spans.join(obeyed_at, [*QUEUE_COLUMNS, "generation", "uid"], how="left")
-        .withColumn("seconds", seconds_between("handover_start", "obeyed"))
-        .transform(select_columns, INTERVALS)
-    )
 
 
-def _number_periods(continues: Column) -> Column:
-    """Return the number of each holding's period: a holding that does not continue the previous one starts a period."""
-    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
-    so_far = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    return F.sum((~continues).cast("int")).over(so_far)
+def violations(queue: Queue, holdings: Iterable[Holding]) -> Iterator[Violation]:
+    """Yield a queue's violations: two owners, grants without proof, periods without information."""
+    for holding in holdings:
+        for find_violation in (_find_two_owners, _find_unproved, _find_unknown):
+            violation = find_violation(queue, holding)
+            if violation:
+                yield violation
 
 
-def _handover_start() -> Column:
+def unowned_periods(queue: Queue, holdings: Iterable[Holding]) -> Iterator[UnownedPeriod]:
+    """Yield the periods in which a queue had no owner.
+
+    The queue may be deleted: a period counts only if an `owners` record lists it as unowned, or it is granted later.
+    """
+    for period in _group_periods(holdings, _continues_without_owner):
+        is_certain = any(holding.said.entry.is_owners or _is_granted_later(holding) for holding in period)
+        if period[0].said.phase is Phase.UNOWNED and is_certain:
+            yield UnownedPeriod(queue, period[0].since, period[-1].until)
+
+
+class UnownedTimes:
+    """The parts of periods without an owner that count: while the group had queues, up to its last record."""
+
+    def __init__(self, account: OwnershipAccount, recorded_until: datetime | None) -> None:
+        self._assignments = [period for period in assignment_periods(account.entries) if period.may_have_queues]
+        self._starts = [period.since for period in self._assignments]
+        self._recorded_until = recorded_until
+
+    def parts(self, period: UnownedPeriod) -> Iterator[UnownedPart]:
+        """Yield the part of a period in each assignment; a period that has not ended is cut at the last record."""
+        if self._recorded_until is None:
+            return
+        end = period.until or self._recorded_until
+        first = max(bisect_right(self._starts, period.since) - 1, 0)
+        for assignment in self._assignments[first : bisect_right(self._starts, end)]:
+            since = max(period.since, assignment.since)
+            until = min(end, assignment.until or self._recorded_until)
+            if since < until:
+                yield UnownedPart(since, until, assignment.members)
+
+    def find_violation(self, period: UnownedPeriod) -> Violation | None:
+        """Return the violation if the queue had no owner while the group had members."""
+        neglected = [part for part in self.parts(period) if part.members > 0]
+        if not neglected:
+            return None
+        since = min(part.since for part in neglected)
+        until = max(part.until for part in neglected)
+        why = "No owner, although members were present"
+        return Violation(period.queue, ViolationKind.UNOWNED, since, until, (), why)
+
+
+def _group_periods(
+    holdings: Iterable[Holding], continues: Callable[[Holding, Holding], bool]
+) -> Iterator[list[Holding]]:
+    """Group adjacent holdings into periods."""
+    period: list[Holding] = []
+    for holding in holdings:
+        if period and not continues(period[-1], holding):
+            yield period
+            period = []
+        period.append(holding)
+    if period:
+        yield period
+
+
+def _continues_owner(before: Holding, holding: Holding) -> bool:
+    """Return whether the same pod owns the queue without a pause, and no record is missing in between."""
+    is_same_chain = before.said.entry.chain == holding.said.entry.chain
+    return before.said.owner == holding.said.owner and is_same_chain and before.until == holding.since
+
+
+def _continues_without_owner(before: Holding, holding: Holding) -> bool:
+    return before.said.phase is Phase.UNOWNED and holding.said.phase is Phase.UNOWNED and before.until == holding.since
+
+
+def _is_granted_later(holding: Holding) -> bool:
+    """Return whether the queue's next record grants it as a queue without an owner."""
+    following = holding.next
+    if following is None or following.said.handover is None:
+        return False
+    return following.said.handover.state == "Free" and not following.contradicts
+
+
+def _handover_start(holding: Holding) -> datetime | None:
     """Return the start of the handover that a grant ends: the queue's revoke, or the grant if it was still Owned.
 
-    Null if the revoke is unknown, or the queue had no owner.
+    None if the revoke is unknown, if the queue had no owner, or if the record is no grant.
     """
-    state = F.col("state")
-    return F.when(state == "Releasing", F.col("revoked_at")).when(state == "Owned", F.col("at"))
+    handover = holding.said.handover
+    if handover is None:
+        return None
+    if handover.state == "Releasing":
+        return holding.revoked_at
+    return holding.since if handover.state == "Owned" else None
 
 
-def _violation(kind: str, *, since: Column, until: Column, members: Column, why: Column) -> Column:
-    return F.struct(
-        F.lit(kind).alias("kind"),
-        since.alias("since"),
-        until.cast("timestamp").alias("until"),
-        F.filter(members, lambda member: member.isNotNull()).alias("members"),
-        why.alias("why"),
-    )
-
-
-def _find_two_owners() -> Column:
+def _find_two_owners(queue: Queue, holding: Holding) -> Violation | None:
     """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
-    is_granted_twice = F.col("contradicts") & (F.col("act") == "Grant") & F.col("before.member").isNotNull()
+    said = holding.said
+    before = holding.before
+    if before is None or not holding.contradicts:
+        return None
+    other = before.owner.name
     # Each `owners` record starts an epoch, so a holding before it in the same epoch is of the same record.
-    is_listed_twice = F.col("contradicts") & F.col("is_owners") & (F.col("before.epoch") == F.col("epoch"))
-    source = F.coalesce(F.concat(F.lit("from "), "named_owner"), F.lit("as unowned"))
-    contradiction = F.concat(F.lit("Granted "), source, F.lit(", but "), F.col("before.member"), F.lit(" owned it"))
-    why = F.when(F.col("is_owners"), F.lit("One record names two holders")).otherwise(contradiction)
-    members = F.array("before.member", "member")
-    violation = _violation("TwoOwners", since=F.col("at"), until=F.col("until"), members=members, why=why)
-    return F.when(is_granted_twice | is_listed_twice, violation)
+    if said.entry.is_owners and before.entry.epoch == said.entry.epoch:
+        why = "One record names two holders"
+    elif said.handover and said.handover.act == "Grant" and other is not None:
+        source = "as unowned" if said.named_owner.name is None else f"from {said.named_owner.name}"
+        why = f"Granted {source}, but {other} owned it"
+    else:
+        return None
+    members = _names(other, said.owner.name)
+    return Violation(queue, ViolationKind.TWO_OWNERS, holding.since, holding.until, members, why)
 
 
-def _find_unproved() -> Column:
+def _find_unproved(queue: Queue, holding: Holding) -> Violation | None:
     """Find grants without proof that the previous owner released the queue or ended.
 
     A queue without an owner (Free) needs a proof in every mode: after a lost assignment some pod may still consume it.
     Groups in mode Immediate need none for other queues, so these count only if no such mode may have been in force.
     """
-    is_cooperative = F.array_contains("modes", "Cooperative") & ~F.array_contains("modes", "Immediate")
-    lacks_proof = (F.col("act") == "Grant") & (F.col("proof") == "None")
-    why = F.concat(F.lit("Granted from "), F.col("state"), F.lit(" without proof"))
-    members = F.array("named_owner", "member")
-    violation = _violation("Unproved", since=F.col("at"), until=F.lit(None), members=members, why=why)
-    return F.when(lacks_proof & ((F.col("state") == "Free") | is_cooperative), violation)
+    said = holding.said
+    if said.handover is None or said.handover.act != "Grant" or said.handover.proof != "None":
+        return None
+    state = said.handover.state
+    modes = said.entry.modes
+    is_cooperative = DEFAULT_MODE in modes and "Immediate" not in modes
+    if state != "Free" and not is_cooperative:
+        return None
+    members = _names(said.named_owner.name, said.owner.name)
+    why = f"Granted from {state} without proof"
+    return Violation(queue, ViolationKind.UNPROVED, holding.since, None, members, why)
 
 
-def _find_unknown() -> Column:
+def _find_unknown(queue: Queue, holding: Holding) -> Violation | None:
     """Find periods without a known owner: after a break, and before a record that contradicts earlier records."""
-    at_break = F.col("is_last_in_epoch") & F.col("epoch_ends_with_break") & F.col("uid").isNotNull()
-    since = F.when(at_break, F.col("epoch_end")).otherwise(F.col("certain_until"))
-    until = F.when(at_break, F.least("next.at", "next_owners_at")).otherwise(F.col("end"))
-    why = F.when(at_break, "Records are missing").otherwise(
-        "The next record contradicts it, and no record explains the change"
-    )
-    members = F.array("member", F.when(~at_break & F.col("next.contradicts"), F.col("next.member")))
-    return F.when(
-        at_break | F.col("certain_until").isNotNull(),
-        _violation("Unknown", since=since, until=until, members=members, why=why),
-    )
+    entry = holding.said.entry
+    following = holding.next
+    owner = holding.said.owner
+    is_at_break = holding.is_last_in_epoch and entry.epoch_end is not None and entry.epoch_end.is_break
+    if is_at_break and owner.uid is not None and holding.end:
+        known_again = [at for at in (following.since if following else None, entry.next_owners_at) if at]
+        until = min(known_again, default=None)
+        why = "Records are missing"
+        return Violation(queue, ViolationKind.UNKNOWN, holding.end, until, _names(owner.name), why)
+    if holding.certain_until is None:
+        return None
+    other = following.said.owner.name if following and following.contradicts else None
+    why = "The next record contradicts it, and no record explains the change"
+    members = _names(owner.name, other)
+    return Violation(queue, ViolationKind.UNKNOWN, holding.certain_until, holding.end, members, why)
 
 
-def unowned_periods(holdings: DataFrame) -> DataFrame:
-    """Return the periods in which queues had no owner.
-
-    The queue may be deleted: a period counts only if an `owners` record lists it as unowned, or it is granted later.
-    """
-    granted_later = F.col("next.act").isNotNull() & (F.col("next.state") == "Free") & ~F.col("next.contradicts")
-    order = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
-    continues = F.lag("phase").over(order).eqNullSafe(UNOWNED) & F.lag("until").over(order).eqNullSafe(F.col("at"))
-    last = F.struct("life", "generation", "step", "at", "until")
-    return (
-        holdings.withColumn("period", _number_periods(continues))
-        .filter(F.col("phase") == UNOWNED)
-        .groupBy(*QUEUE_PARTITION, "period")
-        .agg(
-            F.min("at").alias("since"),
-            F.max(last).alias("last"),
-            F.max(F.col("is_owners") | granted_later).alias("is_certain"),
-        )
-        .filter("is_certain")
-        .select(*QUEUE_COLUMNS, "since", F.col("last.until").alias("until"))
-    )
-
-
-def unowned_by_assignment(account: OwnershipAccount) -> DataFrame:
-    """Return the periods in which queues of a plan had no owner: a row per assignment, with its number of members.
-
-    `from` and `to` are those of the whole period, `since` and `until` those of its part during the assignment. A period
-    that has not ended is cut at the group's last record.
-    """
-    spans = unowned_periods(account.holdings).select(
-        *QUEUE_COLUMNS, F.col("since").alias("from"), F.col("until").alias("to")
-    )
-    during = assignment_periods(account.records).filter("may_have_queues")
-    since = F.greatest("from", "since")
-    until = F.least(F.coalesce("to", "recorded_until"), F.coalesce("until", "recorded_until"))
-    return (
-        spans.join(during, "group", how="inner")
-        .join(last_record_times(account.hours), "group", how="inner")
-        .select(*QUEUE_COLUMNS, "from", "to", "members", since.alias("since"), until.alias("until"))
-        .filter(F.col("since") < F.col("until"))
-    )
-
-
-def _find_unowned(unowned: DataFrame) -> DataFrame:
-    """Find queues that had no owner while the group had members."""
-    spans = unowned.filter(F.col("members") > 0).groupBy(*QUEUE_COLUMNS, "from", "to")
-    neglected = spans.agg(F.min("since").alias("since"), F.max("until").alias("until"))
-    until = F.when(F.col("to").isNull() | (F.col("until") < F.col("to")), F.col("until")).otherwise(F.col("to"))
-    no_members = F.array().cast("array<string>")
-    why = F.lit("No owner, although members were present")
-    violation = _violation("Unowned", since=F.col("since"), until=until, members=no_members, why=why)
-    return neglected.select(*QUEUE_COLUMNS, violation.alias("violation")).select(*QUEUE_COLUMNS, "violation.*")
+def _names(*names: str | None) -> tuple[str, ...]:
+    """Return the names that are known."""
+    return tuple(name for name in names if name is not None)

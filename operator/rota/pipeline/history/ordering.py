@@ -16,245 +16,296 @@ record about a queue determines its owner; within a *chain* no record is missing
 A *gap* record says that a writer dropped some records, of any groups, of the time from `since` to `at`.
 """
 
-from functools import reduce
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from itertools import pairwise
+from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
-
-from rota.pipeline.common.columns import false_if_null
-from rota.pipeline.ingest.facts import Facts
+from rota.pipeline.history.hours import touched_hours
+from rota.records import HandoverRecord, MembershipRecord, OwnersRecord, PlanRecord, Present
 
 # Seconds between two hosts' clocks; a lower generation within that time is of the same life.
 MAX_CLOCK_SKEW_SECONDS = 60.0
-
-UNOWNED = "Unowned"  # phase of a queue without an owner
 SHARING_STATES = ("Ready", "Unready")
-RECORD_ORDER = ("life", "generation", "step", "at")
-# Steps: the order of records within a generation. Two of them are no records, but mark where records may be missing:
-# after _GAP, handovers of its generation may be missing; after _END, any records after the group's last one.
-_MEMBERSHIP, _PLAN, _GAP, _HANDOVER, _OWNERS, _END = range(6)
+DEFAULT_MODE = "Cooperative"  # handover mode of a policy that names none
 
-_TEXT_COLUMNS = ("group", "reason", "act", "proof", "state", "from", "fromUid", "to", "toUid", "model", "mode")
-_COLUMN_TYPES = dict.fromkeys(_TEXT_COLUMNS, "string") | {
-    "at": "timestamp",
-    "generation": "bigint",
-    "step": "int",
-    "members": "bigint",  # that share the queues, by the plan
-    "queues": "bigint",  # that are shared, by the plan
-    "ranges": "map<string,map<string,string>>",
-    "owned": "array<struct<member:string,uid:string,phase:string,queues:map<string,map<string,string>>>>",
-    "sharing": "array<string>",  # uids of the members that share the queues
+AssignmentRecord = MembershipRecord | PlanRecord | HandoverRecord | OwnersRecord
+
+
+class RecordStep(IntEnum):
+    """The order of records within a generation. Two steps are no records, but mark where records may be missing."""
+
+    MEMBERSHIP = 0
+    PLAN = 1
+    GAP_MARKER = 2  # after it, handovers of its generation may be missing
+    HANDOVER = 3
+    OWNERS = 4
+    END_MARKER = 5  # after it, any records after the group's last one may be missing
+
+
+_STEPS: dict[type[AssignmentRecord], RecordStep] = {
+    MembershipRecord: RecordStep.MEMBERSHIP,
+    PlanRecord: RecordStep.PLAN,
+    HandoverRecord: RecordStep.HANDOVER,
+    OwnersRecord: RecordStep.OWNERS,
 }
 
 
-def order_records(facts: Facts) -> DataFrame:
-    """Return all groups' records, with these columns besides _COLUMN_TYPES.
+class Gap(NamedTuple):
+    """A time of which a writer dropped records. It ends before it starts if the clock was set back in between."""
 
-    - life, chain, epoch: their numbers, by group
-    - is_first_plan, is_break, is_owners: whether it is a border, and which; border_at: time from which it counts
-    - epoch_end, epoch_ends_with_break, epoch_ends_with_owners: the border at which the record's epoch ends
-    - owners_known_before, owners_known_after: whether the owners of all queues are known before and after the record
-    - owners_record_count: number of `owners` records so far; next_owners_at, next_plan_at: time of the next such record
-    - model: consumption model; modes: the handover modes that may have been in force
-    """
-    records = _collect_records(facts).transform(_with_life)
-    # This runs a query of the few gaps at once: adding markers would compute all records three times.
-    if not facts.gap.isEmpty():
-        records = _with_gap_markers(records, facts.gap)
-    return records.transform(_with_breaks).transform(_with_epochs)
+    since: datetime
+    at: datetime
 
 
-def _with_common_columns(df: DataFrame, step: int, *names: str, **columns: Column) -> DataFrame:
-    """Return records with the common columns (_COLUMN_TYPES); columns that a kind lacks are null.
+class Gaps:
+    """All gaps of a journal: each may hide records of any group."""
 
-    `names` are columns of the records; `columns` are computed.
-    """
-    values = {name: F.col(name) for name in ("group", "at", "generation", *names)} | columns | {"step": F.lit(step)}
-    return df.select(*(values.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in _COLUMN_TYPES.items()))
+    def __init__(self, gaps: Iterable[Gap] = ()) -> None:
+        self._gaps = list(gaps)
+        self._spans = _merge_spans(sorted((min(gap), max(gap)) for gap in self._gaps))
+        self.hours = frozenset(hour for gap in self._gaps for hour in touched_hours(gap.since, gap.at))
 
+    def cover(self, at: datetime) -> bool:
+        """Return whether a record of that time may be missing."""
+        index = bisect_right(self._spans, at, key=lambda span: span[0]) - 1
+        return index >= 0 and at <= self._spans[index][1]
 
-def _collect_records(facts: Facts) -> DataFrame:
-    act_columns = ("act", "proof", "state", "from", "fromUid", "to", "toUid")
-    sharing = _sharing_uids(F.col("members"))
-    frames = [
-        _with_common_columns(facts.membership, _MEMBERSHIP, sharing=sharing),
-        _with_common_columns(facts.plan, _PLAN, "reason", "members", "queues"),
-        _with_common_columns(facts.handover, _HANDOVER, *act_columns, ranges=F.col("queues")),
-        _with_common_columns(
-            facts.owners,
-            _OWNERS,
-            "model",
-            owned=_queues_by_phase(),
-            sharing=sharing,
-            mode=F.coalesce(F.get_json_object("rules", "$.handover.mode"), F.lit("Cooperative")),
-        ),
-    ]
-    return reduce(DataFrame.unionByName, frames)
+    def first_since(self, last_at: datetime) -> datetime | None:
+        """Return the earliest start of the gaps that end at a time or later; None: there is no such gap."""
+        return min((gap.since for gap in self._gaps if last_at <= gap.at), default=None)
 
 
-def _sharing_uids(members: Column) -> Column:
-    sharing = F.filter(F.map_values(members), lambda member: member["standing"].isin(*SHARING_STATES))
-    return F.transform(sharing, lambda member: member["uid"])
+def _merge_spans(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
+    """Return spans in order without overlaps, from spans in order of their start."""
+    merged: list[tuple[datetime, datetime]] = []
+    for since, until in spans:
+        if merged and since <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(until, merged[-1][1]))
+        else:
+            merged.append((since, until))
+    return merged
 
 
-def _queues_by_phase() -> Column:
-    """Return the queues of an `owners` record by phase: owned by a member, being released by one, or unowned."""
+class Border(NamedTuple):
+    """The start of an epoch."""
 
-    def entry(phase: str, member: Column, uid: Column, queues: Column) -> Column:
-        return F.struct(member.alias("member"), uid.alias("uid"), F.lit(phase).alias("phase"), queues.alias("queues"))
-
-    no_owner = F.lit(None).cast("string")
-    owned = F.transform(
-        F.map_entries("members"),
-        lambda member: entry("Owned", member["key"], member["value"]["uid"], member["value"]["queues"]),
-    )
-    releasing = F.transform(
-        "releasing", lambda release: entry("Releasing", release["from"], release["fromUid"], release["queues"])
-    )
-    return F.concat(owned, releasing, F.array(entry(UNOWNED, no_owner, no_owner, F.col("unowned"))))
+    at: datetime  # the time from which it counts: at a break, until which the state was known
+    is_break: bool
+    is_owners: bool
 
 
-def _with_life(df: DataFrame) -> DataFrame:
-    """Number the lives of groups that were deleted and recreated."""
-    by_time = Window.partitionBy("group").orderBy("at", "generation", "step")
-    previous = F.lag("generation").over(by_time)
-    waited_seconds = F.col("at").cast("double") - F.lag("at").over(by_time).cast("double")
-    # `membership` is an assignment's first record: another one of generation 1 shows that the group was recreated.
-    is_repeated_start = previous.isNotNull() & (F.col("step") == _MEMBERSHIP)
-    starts_at_1 = (F.col("generation") == 1) & ((previous > 1) | is_repeated_start)
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A record at its place in the history of its group, or a marker where records may be missing."""
+
+    step: RecordStep
+    generation: int
+    at: datetime  # of the record; raised to that of an earlier entry, since clocks differ between hosts
+    record: AssignmentRecord | None = None  # None: a marker
+    # The numbers of its life, chain and epoch.
+    life: int = 0
+    chain: int = 0
+    epoch: int = 0
+    is_first_plan: bool = False
+    border: Border | None = None  # None: it starts no epoch
+    epoch_end: Border | None = None  # the border at which its epoch ends; None: the group's last epoch
+    # Whether the owners of all queues are known before and after the record.
+    owners_known_before: bool = False
+    owners_known_after: bool = False
+    owners_record_count: int = 0  # number of `owners` records so far
+    # Times of the next such records; None: there are none.
+    next_owners_at: datetime | None = None
+    next_plan_at: datetime | None = None
+    model: str | None = None  # consumption model; None: unknown until the first `owners` record
+    modes: frozenset[str] = frozenset()  # the handover modes that may have been in force
+
+    @property
+    def is_owners(self) -> bool:
+        """Whether the record lists the owners of all queues."""
+        return self.step is RecordStep.OWNERS
+
+    @property
+    def is_break(self) -> bool:
+        """Whether records are missing before it."""
+        return self.border is not None and self.border.is_break
+
+    @property
+    def starts_chain(self) -> bool:
+        """Whether it is a life's first plan, or comes after a break."""
+        return self.is_first_plan or self.is_break
+
+    @property
+    def order(self) -> tuple[int, int, int, datetime]:
+        """The place among the entries of the group."""
+        return self.life, self.generation, self.step, self.at
+
+
+class AssignmentPeriod(NamedTuple):
+    """The time during which an assignment was in force."""
+
+    since: datetime
+    until: datetime | None  # None: it still is
+    members: int  # that share the queues
+    may_have_queues: bool
+
+
+def order_records(records: Iterable[AssignmentRecord], gaps: Gaps) -> list[Entry]:
+    """Return the records of one group in order, and markers where a gap may hide others."""
+    entries = [Entry(_STEPS[type(record)], record.generation, record.at, record) for record in records]
+    _number_lives(entries)
+    entries += _gap_markers(entries, gaps)
+    entries.sort(key=lambda entry: entry.order)
+    _mark_borders(entries)
+    _look_back(entries)
+    _look_ahead(entries)
+    return entries
+
+
+def sharing_uids(record: MembershipRecord | OwnersRecord) -> list[str]:
+    """Return the uids of the members that share the queues."""
+    members: Iterable[Present] = record.members.values()  # type: ignore[assignment]  # an Owner has the same fields
+    return [member.uid for member in members if member.standing in SHARING_STATES]
+
+
+def assignment_periods(entries: Iterable[Entry]) -> list[AssignmentPeriod]:
+    """Return the assignments over time, with their numbers of members."""
+    assignments = [entry for entry in entries if entry.step in {RecordStep.PLAN, RecordStep.OWNERS}]
+    ends = [entry.at for entry in assignments[1:]]
+    periods: list[AssignmentPeriod] = []
+    for entry, until in zip(assignments, [*ends, None], strict=False):
+        match entry.record:
+            case PlanRecord(members=members, queues=queues):
+                periods.append(AssignmentPeriod(entry.at, until, members, queues > 0))
+            case OwnersRecord() as record:  # it has no number of queues
+                periods.append(AssignmentPeriod(entry.at, until, len(sharing_uids(record)), may_have_queues=True))
+    return periods
+
+
+def _number_lives(entries: Iterable[Entry]) -> None:
+    """Number the lives of a group that was deleted and recreated."""
+    by_time = sorted(entries, key=lambda entry: (entry.at, entry.generation, entry.step))
+    for previous, entry in pairwise(by_time):
+        entry.life = previous.life + _starts_life(previous, entry)
+
+
+def _starts_life(previous: Entry, entry: Entry) -> bool:
+    """Return whether the group was recreated between two entries, which are adjacent in time."""
+    if entry.generation == 1:
+        # `membership` is an assignment's first record: another one of generation 1 shows that the group was recreated.
+        return previous.generation > 1 or entry.step is RecordStep.MEMBERSHIP
     # The first generations of the new life are missing in the journal.
-    starts_later = (F.col("generation") < previous) & (waited_seconds > MAX_CLOCK_SKEW_SECONDS)
-    so_far = by_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    starts_life = false_if_null(starts_at_1 | starts_later)
-    return df.withColumn("_starts_life", starts_life.cast("int")).withColumn("life", F.sum("_starts_life").over(so_far))
+    waited_seconds = (entry.at - previous.at).total_seconds()
+    return entry.generation < previous.generation and waited_seconds > MAX_CLOCK_SKEW_SECONDS
 
 
-def _with_gap_markers(df: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Add markers where a gap may hide records although no generation is missing; `_with_breaks` makes them breaks.
+def _gap_markers(entries: Sequence[Entry], gaps: Gaps) -> Iterator[Entry]:
+    """Yield markers where a gap may hide records although no generation is missing; `_mark_borders` makes them breaks.
 
     The plan and the handovers of an assignment have one time. So if the plans of two assignments are outside the gap
     and their generations are consecutive, nothing is missing between them.
     """
-    gaps = gaps.select(F.col("since").alias("_since"), F.col("at").alias("_gap_end"))
-    for markers in (_incomplete_assignments(df, gaps), _unknown_ends(df, gaps)):
-        df = df.unionByName(markers, allowMissingColumns=True)
-    return df
+    # Example: plan 6 at 12:02, a gap from 12:01 to 12:03, plan 7 at 12:04: the marker comes between plan 6 and plan 7.
+    for entry in entries:
+        if entry.step is RecordStep.PLAN and gaps.cover(entry.at):
+            yield Entry(RecordStep.GAP_MARKER, entry.generation, entry.at, life=entry.life)
+    # Example: plan 6 at 12:00, a gap from 12:01 to 12:03, nothing more of the group: the marker is at 12:01.
+    last_at = max((entry.at for entry in entries), default=None)
+    since = gaps.first_since(last_at) if last_at else None
+    if last_at and since:
+        life, generation = max((entry.life, entry.generation) for entry in entries)
+        yield Entry(RecordStep.END_MARKER, generation, max(last_at, since), life=life)
 
 
-def _incomplete_assignments(df: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Return a marker for each plan within a gap, where a handover of the same generation may be missing.
-
-    Example: plan 6 at 12:02, a gap from 12:01 to 12:03, plan 7 at 12:04: the marker comes between plan 6 and plan 7.
-    """
-    # A gap ends before it starts if the clock was set back in between.
-    is_in_gap = F.col("at").between(F.least("_since", "_gap_end"), F.greatest("_since", "_gap_end"))
-    plans = df.filter(F.col("step") == _PLAN).join(F.broadcast(gaps), is_in_gap, how="left_semi")
-    return plans.select("group", "at", "generation", "life", F.lit(_GAP).alias("step"))
-
-
-def _unknown_ends(df: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Return a marker for each group without a record after some gap: the gap may hide its later assignments.
-
-    Example: plan 6 at 12:00, a gap from 12:01 to 12:03, nothing more of the group: the marker is at 12:01.
-    """
-    ends = df.groupBy("group").agg(
-        F.max("at").alias("_last_at"), F.max(F.struct("life", "generation")).alias("_last_assignment")
-    )
-    silent = ends.join(F.broadcast(gaps), F.col("_last_at") <= F.col("_gap_end"), how="inner")
-    earliest = silent.groupBy("group", "_last_at", "_last_assignment").agg(F.min("_since").alias("_since"))
-    return earliest.select(
-        "group", F.greatest("_last_at", "_since").alias("at"), "_last_assignment.*", F.lit(_END).alias("step")
-    )
-
-
-def _with_breaks(df: DataFrame) -> DataFrame:
+def _mark_borders(entries: Iterable[Entry]) -> None:
     """Mark borders: first plans, breaks and `owners` records. The state is known up to the last record before a break.
 
-    A record continues the previous assignment if it is its successor's plan, or belongs to the same generation.
+    Raise each entry's time to that of the entries before it.
     """
-    order = Window.partitionBy("group").orderBy(*RECORD_ORDER)
-    up_to = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    earlier = order.rowsBetween(Window.unboundedPreceding, -1)
-    step = F.col("step")
-    # A `membership` record is not counted: it precedes its generation's plan, and names no queue.
-    assignment = F.when(step.isin(_PLAN, _HANDOVER, _OWNERS), F.struct("life", "generation", "at"))
-    monotonic = df.withColumn("at", F.max("at").over(up_to))  # clocks differ between hosts
-    with_previous = monotonic.withColumn("_previous", F.last(assignment, ignorenulls=True).over(earlier))
-
-    is_marker = step.isin(_GAP, _END)
-    is_same_life = F.col("_previous.life").eqNullSafe(F.col("life"))
-    is_first_plan = (step == _PLAN) & (F.col("generation") == 1) & ~is_same_life
-    is_next_plan = (F.col("generation") == F.col("_previous.generation") + 1) & ~F.col("reason").eqNullSafe(
-        "AssignmentLost"  # rebuilt from the members' reports, so the owners need not be those of the lost assignment
-    )
-    is_same_generation = F.col("generation") == F.col("_previous.generation")
-    is_successor = is_same_life & F.when(step == _PLAN, is_next_plan).otherwise(is_same_generation)
-    continues = F.col("_previous").isNull() | (step == _MEMBERSHIP) | is_first_plan | is_successor
-    is_break = is_marker | ~continues
-    known_until = F.when(is_break & ~is_marker, F.col("_previous.at")).otherwise(F.col("at"))
-    return with_previous.withColumns(
-        {
-            "is_first_plan": is_first_plan,
-            "is_break": false_if_null(is_break),
-            "is_owners": step == _OWNERS,
-            "border_at": known_until,
-        }
-    )
+    latest: datetime | None = None
+    previous: Entry | None = None  # the last plan, handover or `owners` record
+    for entry in entries:
+        latest = entry.at = max(entry.at, latest or entry.at)
+        is_new_life = previous is None or previous.life != entry.life
+        entry.is_first_plan = entry.step is RecordStep.PLAN and entry.generation == 1 and is_new_life
+        if not entry.record:
+            entry.border = Border(entry.at, is_break=True, is_owners=False)
+        elif previous and not entry.is_first_plan and not _continues(previous, entry):
+            entry.border = Border(previous.at, is_break=True, is_owners=entry.is_owners)
+        elif entry.is_first_plan or entry.is_owners:
+            entry.border = Border(entry.at, is_break=False, is_owners=entry.is_owners)
+        # A `membership` record is not counted: it precedes its generation's plan, and names no queue.
+        if entry.step in {RecordStep.PLAN, RecordStep.HANDOVER, RecordStep.OWNERS}:
+            previous = entry
 
 
-def _with_epochs(df: DataFrame) -> DataFrame:
-    """Number epochs and chains; add to each record the end of its epoch, and whether all owners are known there."""
-    order = Window.partitionBy("group").orderBy(*RECORD_ORDER)
-    up_to = order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # Look ahead by reverse order: Spark recomputes a frame that extends to the last row for every row.
-    backwards = Window.partitionBy("group").orderBy(*map(F.desc, RECORD_ORDER))
-    later = backwards.rowsBetween(Window.unboundedPreceding, -1)
-    in_chain = Window.partitionBy("group", "chain").orderBy(*RECORD_ORDER)
-    starts_chain = F.col("is_first_plan") | F.col("is_break")
-    is_border = starts_chain | F.col("is_owners")
-    border = F.when(is_border, F.struct("border_at", "is_break", "is_owners"))
-    owners_at = F.when(F.col("is_owners"), F.col("at"))
-    plan_at = F.when(F.col("step") == _PLAN, F.col("at"))
-    mode = F.last("mode", ignorenulls=True)
-    # A life's first plan assigns its first owners: all are known from it on; before it they do not count as known.
-    all_known = F.max(F.col("is_first_plan") | F.col("is_owners"))
-    known_before = all_known.over(in_chain.rowsBetween(Window.unboundedPreceding, -1))
-    known_after = all_known.over(in_chain.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    return (
-        df.withColumns(
-            {
-                "epoch": F.sum(is_border.cast("int")).over(up_to),
-                "chain": F.sum(starts_chain.cast("int")).over(up_to),
-                "owners_record_count": F.sum(F.col("is_owners").cast("int")).over(up_to),
-                "_next": F.last(border, ignorenulls=True).over(later),
-                "next_owners_at": F.last(owners_at, ignorenulls=True).over(later),
-                "next_plan_at": F.last(plan_at, ignorenulls=True).over(later),
-                # Only `owners` records name the mode: those of the last and of the next one may be in force here.
-                "modes": F.array_compact(F.array(mode.over(up_to), mode.over(later))),
-                "model": F.last("model", ignorenulls=True).over(up_to),
-            }
-        )
-        .withColumns(
-            {
-                "epoch_end": F.col("_next.border_at"),
-                "epoch_ends_with_break": false_if_null(F.col("_next.is_break")),
-                "epoch_ends_with_owners": false_if_null(F.col("_next.is_owners")),
-                "owners_known_before": false_if_null(known_before),
-                "owners_known_after": false_if_null(known_after),
-            }
-        )
-        .drop("_next", "_previous", "_starts_life", "mode")
-    )
+def _continues(previous: Entry, entry: Entry) -> bool:
+    """Return whether no record is missing between two: they are of one assignment, or of it and its successor."""
+    if entry.step is RecordStep.MEMBERSHIP:
+        return True
+    if previous.life != entry.life:
+        return False
+    if isinstance(entry.record, PlanRecord):
+        # A lost assignment is rebuilt from the members' reports, so the owners need not be those that it had.
+        return entry.generation == previous.generation + 1 and entry.record.reason != "AssignmentLost"
+    return entry.generation == previous.generation
 
 
-def assignment_periods(records: DataFrame) -> DataFrame:
-    """Return over time, by assignment, the number of members and whether there are queues; `until` null: current."""
-    plans = records.filter(F.col("step").isin(_PLAN, _OWNERS))
-    order = Window.partitionBy("group").orderBy(*RECORD_ORDER)
-    return plans.select(
-        "group",
-        F.col("at").alias("since"),
-        F.lead("at").over(order).alias("until"),
-        F.coalesce("members", F.size("sharing")).alias("members"),
-        (F.col("queues").isNull() | (F.col("queues") > 0)).alias("may_have_queues"),  # `owners` records have no number
-    )
+def _look_back(entries: Iterable[Entry]) -> None:
+    """Number epochs and chains; set what the records up to each entry tell."""
+    chain = 0
+    epoch = 0
+    owners_record_count = 0
+    owners_known = False
+    modes: frozenset[str] = frozenset()
+    model: str | None = None
+    for entry in entries:
+        epoch += entry.border is not None
+        chain += entry.starts_chain
+        owners_record_count += entry.is_owners
+        if entry.starts_chain:
+            owners_known = False
+        entry.owners_known_before = owners_known
+        # A life's first plan assigns its first owners: all are known from it on; before it they do not count as known.
+        owners_known = owners_known or entry.is_first_plan or entry.is_owners
+        entry.owners_known_after = owners_known
+        if isinstance(entry.record, OwnersRecord):
+            modes = frozenset({_handover_mode(entry.record)})
+            model = entry.record.model
+        entry.chain = chain
+        entry.epoch = epoch
+        entry.owners_record_count = owners_record_count
+        entry.modes = modes
+        entry.model = model
+
+
+def _look_ahead(entries: Sequence[Entry]) -> None:
+    """Set what the records after each entry tell.
+
+    Only `owners` records name the handover mode: those of the last and of the next one may be in force at an entry.
+    """
+    epoch_end: Border | None = None
+    owners: Entry | None = None
+    plan_at: datetime | None = None
+    next_modes: frozenset[str] = frozenset()
+    for entry in reversed(entries):
+        own_modes = entry.modes
+        entry.epoch_end = epoch_end
+        entry.next_owners_at = owners.at if owners else None
+        entry.next_plan_at = plan_at
+        entry.modes = own_modes | next_modes
+        epoch_end = entry.border or epoch_end
+        if entry.is_owners:
+            owners = entry
+            next_modes = own_modes
+        if entry.step is RecordStep.PLAN:
+            plan_at = entry.at
+
+
+def _handover_mode(record: OwnersRecord) -> str:
+    handover = record.rules.get("handover")
+    mode = handover.get("mode") if isinstance(handover, dict) else None
+    return str(mode or DEFAULT_MODE)

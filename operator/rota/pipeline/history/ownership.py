@@ -1,134 +1,181 @@
 """Ownership of each queue, record by record: its owner from then on, and the previous owner that the record names.
 
-A *holding* is a row for one queue and one `handover` or `owners` record about it. `rota.pipeline.history.ordering`
-defines life, chain and epoch, and the columns of records. A holding ends at the queue's next record in its epoch, and
-the last one of an epoch where the epoch ends.
+A *holding* is what one `handover` or `owners` record says about one queue. `rota.pipeline.history.ordering` defines
+life, chain and epoch. A holding ends at the queue's next record in its epoch, and the last one of an epoch where the
+epoch ends.
 
-Every step is a window over one queue's records, so a group of ten thousand queues has ten thousand small windows.
+A record's *statement* is about any number of queues, which share it: so a group of ten thousand queues, listed every
+hour, takes one reference for each queue and hour. Holdings are computed queue by queue, and not kept.
 """
 
-from functools import reduce
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from rota.model import Queue
+from rota.pipeline.history.ordering import AssignmentRecord, Entry, Gaps, order_records
+from rota.ranges import RangesByTopic, parse_ids
+from rota.records import HandoverRecord, OwnersRecord
 
-from rota.pipeline.common.columns import false_if_null
-from rota.pipeline.history.ordering import RECORD_ORDER, UNOWNED, order_records
-from rota.pipeline.history.ranges import expand_by_queue
-from rota.pipeline.ingest.facts import Facts
+GRANT_ACTS = ("Grant", "Force")
 
-QUEUE_COLUMNS = ("group", "topic", "broker", "queue")
-QUEUE_PARTITION = ("queue_hash", *QUEUE_COLUMNS)  # a hash first: Spark sorts by it much faster than by names
-QUEUE_RECORD_ORDER = (*RECORD_ORDER, "uid")  # a faulty `owners` record may list a queue twice, for two pods
-_GRANT_ACTS = ("Grant", "Force")
-_STATE_KINDS = ("plan", "obeyed", "owners", "offsets", "verdict")  # records that describe the state of a group
-_OTHER_KINDS = ("membership", "handover", "rebalance", "redelivered")
-_EPOCH_COLUMNS = ("epoch", "epoch_end", "epoch_ends_with_break", "epoch_ends_with_owners")
-_OWNERS_RECORD_COLUMNS = ("is_owners", "owners_record_count", "owners_known_before", "next_owners_at")
-# The columns of a record that its holdings keep.
-_KEPT_COLUMNS = ("group", *RECORD_ORDER, "chain", *_EPOCH_COLUMNS, *_OWNERS_RECORD_COLUMNS, "next_plan_at", "modes")
+
+class Phase(StrEnum):
+    """What a record says about a queue's owner."""
+
+    OWNED = "Owned"
+    RELEASING = "Releasing"  # revoked, and not granted yet: the owner may still consume it
+    UNOWNED = "Unowned"
+
+
+class Party(NamedTuple):
+    """A member as a record names it, or the lack of one."""
+
+    name: str | None
+    uid: str | None
+
+
+NO_PARTY = Party(None, None)
+
+
+@dataclass(slots=True, eq=False)
+class Statement:
+    """What a record says about some queues."""
+
+    entry: Entry
+    named_owner: Party  # the previous owner that the record names
+    owner: Party  # from then on
+    phase: Phase
+    handover: HandoverRecord | None = None  # None: an `owners` record, which tells the owner, not how it got the queue
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """A queue's owner from `since` until `until`, by one record."""
+
+    said: Statement
+    before: Statement | None  # of the queue's previous holding
+    contradicts: bool  # whether the record names another previous owner than the earlier records
+    revoked_at: datetime | None  # time of the last revoke in its chain
+    next: "Holding | None" = None
+    end: datetime | None = None  # None: no later record says anything else
+    certain_until: datetime | None = None  # when the owner becomes uncertain, by a record that contradicts; None: never
+
+    @property
+    def since(self) -> datetime:
+        """The time of the record."""
+        return self.said.entry.at
+
+    @property
+    def until(self) -> datetime | None:
+        """The end of the known time of this owner; None: it still is the owner."""
+        return self.certain_until or self.end
+
+    @property
+    def is_last_in_epoch(self) -> bool:
+        """Whether the queue's next record is of another epoch, or there is none."""
+        return self.next is None or self.next.said.entry.epoch != self.said.entry.epoch
 
 
 class OwnershipAccount(NamedTuple):
-    """Tables that all reports about ownership read."""
+    """What all reports about a group's ownership read."""
 
-    records: DataFrame  # in order, with the columns of `order_records`
-    holdings: DataFrame
-    hours: DataFrame  # with any record of a group; `state_at`: time of the hour's last record of a kind in _STATE_KINDS
+    entries: Sequence[Entry]
+    statements: Mapping[Queue, Sequence[Statement]]
 
-
-def build_account(facts: Facts) -> OwnershipAccount:
-    """Build the account of all groups, and persist its tables: every consumer reads them more than once."""
-    records = order_records(facts).persist()
-    return OwnershipAccount(records, compute_holdings(records).persist(), _recorded_hours(facts).persist())
+    def holdings(self) -> Iterator[tuple[Queue, list[Holding]]]:
+        """Yield each queue's holdings in order."""
+        for queue, statements in self.statements.items():
+            yield queue, compute_holdings(statements)
 
 
-def _recorded_hours(facts: Facts) -> DataFrame:
-    never = F.lit(None).cast("timestamp")
-    frames: list[DataFrame] = []
-    for kinds, state_at in ((_STATE_KINDS, F.col("at")), (_OTHER_KINDS, never)):
-        frames += [getattr(facts, kind).select("group", "at", state_at.alias("state_at")) for kind in kinds]
-    rows = reduce(DataFrame.unionByName, frames)
-    return rows.groupBy("group", F.date_trunc("hour", "at").alias("hour")).agg(F.max("state_at").alias("state_at"))
+def build_account(records: Iterable[AssignmentRecord], gaps: Gaps) -> OwnershipAccount:
+    """Return the account of one group."""
+    entries = order_records(records, gaps)
+    by_queue: dict[Queue, list[Statement]] = {}
+    for _, together in groupby(entries, key=lambda entry: entry.order):
+        statements = [pair for entry in together for pair in _statements_of(entry)]
+        # A faulty `owners` record may list a queue twice, for two pods.
+        statements.sort(key=lambda pair: pair[0].owner.uid or "")
+        for statement, ranges in statements:
+            for queue in _queues_in(ranges):
+                by_queue.setdefault(queue, []).append(statement)
+    return OwnershipAccount(entries, by_queue)
 
 
-def last_record_times(hours: DataFrame) -> DataFrame:
-    """Return in `recorded_until` the time of each group's last record that describes its state."""
-    last = hours.groupBy("group").agg(F.max("state_at").alias("recorded_until"))
-    return last.filter(F.col("recorded_until").isNotNull())
+def compute_holdings(statements: Sequence[Statement]) -> list[Holding]:
+    """Return one queue's holdings, from what its records say in order."""
+    holdings: list[Holding] = []
+    before: Statement | None = None
+    revoked_at: datetime | None = None
+    for said in statements:
+        if before and before.entry.chain != said.entry.chain:
+            revoked_at = None
+        holdings.append(Holding(said, before, _contradicts_earlier(said, before), revoked_at))
+        if said.handover and said.handover.act == "Revoke":
+            revoked_at = said.entry.at
+        before = said
+    for holding, following in pairwise(holdings):
+        holding.next = following
+    for holding in holdings:
+        _set_end(holding)
+    return holdings
 
 
-def compute_holdings(records: DataFrame) -> DataFrame:
-    """Return the holdings: a queue's owner from `at` until `until`, which is null as long as that is the owner.
-
-    `phase` is Owned, Releasing (revoked, and not granted yet) or Unowned. `contradicts` is true if the record
-    names a previous owner that contradicts the earlier records; `certain_until` is when the owner becomes uncertain by
-    such a record, null: never. `before` and `next` are the queue's previous and next holding.
-    """
-    of_queue = Window.partitionBy(*QUEUE_PARTITION).orderBy(*QUEUE_RECORD_ORDER)
-    of_chain = Window.partitionBy(*QUEUE_PARTITION, "chain").orderBy(*QUEUE_RECORD_ORDER)
-    earlier = of_chain.rowsBetween(Window.unboundedPreceding, -1)
-    revoked_at = F.last(F.when(F.col("act") == "Revoke", F.col("at")), ignorenulls=True).over(earlier)
-    previous = F.struct("epoch", "chain", "owners_record_count", "is_owners", "uid", "member", "phase")
-    following = F.struct("at", "epoch", "chain", "is_owners", "contradicts", "act", "member", "state")
-    end = F.when(F.col("is_last_in_epoch"), F.col("epoch_end")).otherwise(F.col("next.at"))
-    return (
-        _expand_handovers(records)
-        .unionByName(_expand_owners(records))
-        .withColumn("queue_hash", F.xxhash64(*QUEUE_COLUMNS))
-        .withColumns({"before": F.lag(previous).over(of_queue), "revoked_at": revoked_at})
-        .withColumn("contradicts", _contradicts_earlier())
-        .withColumn("next", F.lead(following).over(of_queue))
-        .withColumn("is_last_in_epoch", ~F.col("next.epoch").eqNullSafe(F.col("epoch")))
-        .withColumns({"end": end, "certain_until": _certain_until()})
-        .withColumn("until", F.coalesce("certain_until", "end"))
-    )
+def _statements_of(entry: Entry) -> Iterator[tuple[Statement, RangesByTopic]]:
+    """Yield what an entry says, each time with the queues that it is about."""
+    match entry.record:
+        case HandoverRecord() as record:
+            named = Party(record.holder, record.holder_uid)
+            yield Statement(entry, named, _owner_after(record), _phase_after(record), record), record.queues
+        case OwnersRecord() as record:  # it names the owner as the previous owner, too
+            for name, member in record.members.items():
+                owner = Party(name, member.uid)
+                yield Statement(entry, owner, owner, Phase.OWNED), member.queues
+            for release in record.releasing:
+                owner = Party(release.holder, release.holder_uid)
+                yield Statement(entry, owner, owner, Phase.RELEASING), release.queues
+            yield Statement(entry, NO_PARTY, NO_PARTY, Phase.UNOWNED), record.unowned
 
 
-def _expand_handovers(records: DataFrame) -> DataFrame:
-    """Expand `handover` records to one row per queue."""
-    act = F.col("act")
-    is_dropped = act == "Drop"
-
-    def owner_after_act(granted_to: str, previous: str) -> Column:
-        # A revoked queue stays with its previous owner. A return gives it back to that owner; its record may lack `to`.
-        kept = F.when(act == "Return", F.coalesce(granted_to, previous)).otherwise(F.col(previous))
-        return F.when(is_dropped, None).when(act.isin(*_GRANT_ACTS), F.col(granted_to)).otherwise(kept)
-
-    parts = records.filter(act.isNotNull()).select(
-        *_KEPT_COLUMNS,
-        "act",
-        "proof",
-        "state",
-        F.col("from").alias("named_owner"),
-        F.col("fromUid").alias("named_uid"),
-        owner_after_act("to", "from").alias("member"),
-        owner_after_act("toUid", "fromUid").alias("uid"),
-        F.when(is_dropped, UNOWNED).when(act == "Revoke", "Releasing").otherwise("Owned").alias("phase"),
-        "ranges",
-    )
-    return expand_by_queue(parts, "ranges")
+def _owner_after(record: HandoverRecord) -> Party:
+    if record.act == "Drop":
+        return NO_PARTY
+    if record.act in GRANT_ACTS:
+        return Party(record.to, record.to_uid)
+    if record.act == "Return":  # gives a revoked queue back to its owner; the record may lack `to`
+        return Party(record.to or record.holder, record.to_uid or record.holder_uid)
+    return Party(record.holder, record.holder_uid)  # a revoked queue stays with its previous owner
 
 
-def _expand_owners(records: DataFrame) -> DataFrame:
-    """Expand `owners` records to one row per queue; such a row names its owner as the previous owner, too."""
-    lines = records.filter("is_owners").select(*_KEPT_COLUMNS, F.explode("owned").alias("entry"))
-    no_text = F.lit(None).cast("string")
-    parts = lines.select(
-        *_KEPT_COLUMNS,
-        *map(no_text.alias, ("act", "proof", "state")),
-        F.col("entry.member").alias("named_owner"),
-        F.col("entry.uid").alias("named_uid"),
-        F.col("entry.member").alias("member"),
-        F.col("entry.uid").alias("uid"),
-        F.col("entry.phase").alias("phase"),
-        F.col("entry.queues").alias("ranges"),
-    )
-    return expand_by_queue(parts, "ranges")
+def _phase_after(record: HandoverRecord) -> Phase:
+    if record.act == "Drop":
+        return Phase.UNOWNED
+    return Phase.RELEASING if record.act == "Revoke" else Phase.OWNED
 
 
-def _contradicts_earlier() -> Column:
+def count_queues(ranges: RangesByTopic) -> int:
+    """Return the number of queues that are written as ranges."""
+    return sum(len(_parse_ids(ids)) for brokers in ranges.values() for ids in brokers.values())
+
+
+def _queues_in(ranges: RangesByTopic) -> Iterator[Queue]:
+    for topic, brokers in ranges.items():
+        for broker, ids in brokers.items():
+            for number in _parse_ids(ids):
+                yield Queue(topic, broker, number)
+
+
+@lru_cache(maxsize=4096)  # `owners` records repeat the same texts every hour
+def _parse_ids(ids: str) -> tuple[int, ...]:
+    return tuple(parse_ids(ids))
+
+
+def _contradicts_earlier(said: Statement, before: Statement | None) -> bool:
     """Return whether a record names another previous owner than the earlier records; false if those tell nothing.
 
     Example, about queue 0; it had no owner before generation 6, for the second record leaves it out:
@@ -137,41 +184,66 @@ def _contradicts_earlier() -> Column:
         owners 5   m1: -     owners_record_count 2
         grant 6    to m2     owners_record_count 2, before.owners_record_count 1; a grant from m1 would contradict
     """
-    is_same_chain = F.col("before.chain").eqNullSafe(F.col("chain"))
-    earlier_owners_records = F.col("owners_record_count") - F.col("is_owners").cast("int")
-    is_left_out = F.col("before.owners_record_count") < earlier_owners_records
-    known_uid = F.when(is_same_chain & ~is_left_out, F.col("before.uid"))
-    return (is_same_chain | F.col("owners_known_before")) & ~known_uid.eqNullSafe(F.col("named_uid"))
+    entry = said.entry
+    known_uid: str | None = None
+    if before and before.entry.chain == entry.chain:
+        is_left_out = before.entry.owners_record_count < entry.owners_record_count - entry.is_owners
+        known_uid = None if is_left_out else before.owner.uid
+    elif not entry.owners_known_before:
+        return False
+    return known_uid != said.named_owner.uid
 
 
-def _certain_until() -> Column:
-    """Return when the owner becomes uncertain, because the next record about all queues or this queue contradicts it.
+def _set_end(holding: Holding) -> None:
+    """Set when the holding ends, and when its owner becomes uncertain by a record that contradicts.
 
-    The missing change was part of the next assignment at the earliest, so the owner is certain up to its plan.
+    That is the queue's next record, or the next one about all queues. The missing change was part of the next
+    assignment at the earliest, so the owner is certain up to its plan.
     """
-    is_listed_next = false_if_null((F.col("next.epoch") == F.col("epoch") + 1) & F.col("next.is_owners"))
-    contradicted_at = F.when(_is_left_out_next(is_listed_next), F.col("epoch_end")).when(
-        _is_contradicted_next(is_listed_next), F.col("next.at")
+    entry = holding.said.entry
+    following = holding.next
+    contradicted_at: datetime | None = None
+    if following and not holding.is_last_in_epoch:
+        holding.end = following.since
+    elif entry.epoch_end:
+        holding.end = entry.epoch_end.at
+    if _is_left_out_next(holding):
+        contradicted_at = holding.end
+    elif following and _is_contradicted_by(holding, following):
+        contradicted_at = following.since
+    if contradicted_at:
+        holding.certain_until = min(contradicted_at, entry.next_plan_at or contradicted_at)
+
+
+def _is_listed_next(holding: Holding) -> bool:
+    """Return whether the `owners` record that ends the holding's epoch lists the queue."""
+    following = holding.next
+    return (
+        following is not None
+        and following.said.entry.is_owners
+        and following.said.entry.epoch == holding.said.entry.epoch + 1
     )
-    return F.when(contradicted_at.isNotNull(), F.least(contradicted_at, "next_plan_at"))
 
 
-def _is_left_out_next(is_listed_next: Column) -> Column:
+def _is_left_out_next(holding: Holding) -> bool:
     """Return whether the queue has an owner, and the `owners` record that ends the epoch leaves the queue out.
 
     Example: grant 7 to m2, then `owners` 8 without the queue: a record by which m2 lost it is missing.
     """
-    ends_with_owners = F.col("is_last_in_epoch") & F.col("epoch_ends_with_owners") & ~F.col("epoch_ends_with_break")
-    return ends_with_owners & ~is_listed_next & F.col("uid").isNotNull()
+    border = holding.said.entry.epoch_end
+    ends_with_owners = border is not None and border.is_owners and not border.is_break
+    has_owner = holding.said.owner.uid is not None
+    return holding.is_last_in_epoch and ends_with_owners and not _is_listed_next(holding) and has_owner
 
 
-def _is_contradicted_next(is_listed_next: Column) -> Column:
+def _is_contradicted_by(holding: Holding, following: Holding) -> bool:
     """Return whether the queue's next record, in this epoch or at its end, names another previous owner.
 
     Example: grant 7 to m2, then `owners` 8 with the queue at m1. The audit reports two other cases as TwoOwners: a
     grant from another owner, and an `owners` record that lists the queue twice.
     """
-    is_listed_twice = F.col("next.is_owners") & ~F.col("is_last_in_epoch")
-    is_grant = F.col("next.act").eqNullSafe("Grant")
-    continues = (~F.col("is_last_in_epoch") | is_listed_next) & (F.col("next.chain") == F.col("chain"))
-    return continues & F.col("next.contradicts") & ~is_grant & ~is_listed_twice
+    is_listed_twice = following.said.entry.is_owners and not holding.is_last_in_epoch
+    is_grant = following.said.handover is not None and following.said.handover.act == "Grant"
+    is_adjacent = not holding.is_last_in_epoch or _is_listed_next(holding)
+    is_same_chain = following.said.entry.chain == holding.said.entry.chain
+    return is_adjacent and is_same_chain and following.contradicts and not is_grant and not is_listed_twice

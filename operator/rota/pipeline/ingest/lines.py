@@ -25,7 +25,7 @@ from pyspark.sql.types import StructField, StructType
 
 from rota.model import single_line
 from rota.pipeline.common.columns import false_if_null
-from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, TEXT, table_schema
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, TEXT, TIME, table_schema
 from rota.ranges import RangesByTopic, from_ranges
 from rota.records import (
     RECORD_SCHEMA,
@@ -61,8 +61,10 @@ _GROUP_PART = 9
 _TIME_PART = 13
 _MAX_PARTS = 15
 
-_JUDGEMENT_SCHEMA = table_schema(kind=TEXT, line=TEXT, reason=TEXT)
-_JUDGEMENT_ARROW = pa.struct([("kind", pa.string()), ("line", pa.string()), ("reason", pa.string())])
+_JUDGEMENT_SCHEMA = table_schema(kind=TEXT, at=TIME, line=TEXT, reason=TEXT)
+_JUDGEMENT_ARROW = pa.struct(
+    {"kind": pa.string(), "at": pa.timestamp("us", "UTC"), "line": pa.string(), "reason": pa.string()}
+)
 _LONG_NUMBER = re.compile(rb"\d{19}")  # digits of the shortest number beyond 64 bits
 _MAX_INT64 = 2**63 - 1
 _MAX_INT32 = 2**31 - 1
@@ -71,9 +73,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def judge_lines(lines: DataFrame) -> DataFrame:
-    """Add to each `line` the `kind` of its record, or the `reason` why it is rejected.
+    """Add to each `line` the `kind` and time `at` of its record, or the `reason` why it is rejected; to null nothing.
 
-    For plain offsets `group`, `at`, `topics` and `verdicts` are parsed already. For other records `text` is the record
+    For plain offsets `group`, `topics` and `verdicts` are parsed already. For other records `text` is the record
     as the reader understood it, encoded again: it lacks fields that the reader ignores, so Spark's parser cannot see
     them either.
     """
@@ -87,7 +89,8 @@ def judge_lines(lines: DataFrame) -> DataFrame:
             F.when(F.col("plain"), F.lit("offsets")).otherwise(judgement["kind"]).alias("kind"),
             judgement["reason"].alias("reason"),
             judgement["line"].alias("text"),
-            *[F.when(F.col("plain"), F.col(name)).alias(name) for name in ("group", "at", "topics", "verdicts")],
+            F.when(F.col("plain"), F.col("at")).otherwise(judgement["at"]).alias("at"),
+            *[F.when(F.col("plain"), F.col(name)).alias(name) for name in ("group", "topics", "verdicts")],
         )
     )
 
@@ -171,14 +174,14 @@ def _judge_batch(lines: pa.Array) -> pa.Array:
 _judge_udf = arrow_udf(_judge_batch, _JUDGEMENT_SCHEMA)  # type: ignore[call-overload]
 
 
-def _judge_line(line: bytes) -> dict[str, str]:
+def _judge_line(line: bytes) -> dict[str, Any]:
     try:
         record = decode_record(line)
         text = _encode(record)
         _check_limits(record, text)
     except (ValueError, OverflowError) as error:
         return {"reason": single_line(str(error))}
-    return {"kind": str(record.__struct_config__.tag), "line": text.decode()}
+    return {"kind": str(record.__struct_config__.tag), "at": record.at, "line": text.decode()}
 
 
 def _check_limits(record: AnyRecord, text: bytes) -> None:

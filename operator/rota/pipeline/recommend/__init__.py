@@ -1,1 +1,1 @@
-"""Recommended policy of each group: costs, ranking, manifests. May import `replay` and what `replay` may import."""
+"""Policies for each group: costs, ranking, manifests, backtest. May import `replay` and what `replay` may import."""

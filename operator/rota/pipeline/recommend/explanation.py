@@ -1,84 +1,91 @@
-"""Explanation of each recommendation: a sentence for users, computed as a Spark column."""
+"""Explanation of a recommendation: the reason to change or to stay, as a sentence for users."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
-
+from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MEASURES
 
 MAX_NAMED_SAVINGS = 3  # savings named in a sentence
 MIN_DRAWBACK_FRACTION = 0.1  # fraction of the saved cost: a larger drawback is named, too
+MAX_PROBLEM_CHARACTERS = 300  # shown of a problem
+
+CostRow = Mapping[str, Any]  # measures, costs and rank of one policy
 
 
-def explain_recommendation(min_gain: float) -> Column:
+def explain_recommendation(
+    current: CostRow | None, cheapest: CostRow | None, gain: float | None, min_gain: float, *, change: bool
+) -> str:
     """Return the reason to change (the largest differences) or to stay.
 
-    Reads the columns `current` and `cheapest` (the rows of both policies), `gain` and `change`.
+    `current` and `cheapest` are the rows of both policies, None if there is none; `gain` is what the cheapest would
+    save, None if the cost of the current policy is unknown.
     """
-    name = F.col("cheapest.policy")
-    percent = _write_number(F.col("gain") * 100)
-    has_no_current_cost = F.col("current.cost").isNull()
-    why_unknown = F.coalesce(F.left(F.col("current.problem"), F.lit(300)), F.lit("it was not simulated"))
-    cause = F.concat(F.lit("The policy in use has no known cost ("), why_unknown, F.lit(")"))
-    no_comparison = F.concat(cause, F.lit("; of the other policies, "), name, F.lit(" costs least."))
-    too_little = F.concat(
-        F.lit("Keep the policy: the best alternative, "),
-        name,
-        F.lit(", would save "),
-        percent,
-        F.lit(f" %, which is below {min_gain * 100:g} %."),
-    )
-    return (
-        F.when(has_no_current_cost & name.isNull(), F.concat(cause, F.lit(", and neither has any other policy.")))
-        .when(has_no_current_cost, no_comparison)
-        .when(F.col("change"), _describe_differences())
-        .when(name == F.col("current.policy"), "Keep the policy: no tested policy costs less.")
-        .otherwise(too_little)
-    )
+    if current is None or cheapest is None or gain is None:
+        return _explain_unknown_cost(current, cheapest)
+    if change:
+        return _describe_differences(current, cheapest)
+    if cheapest["policy"] == RECORDED_POLICY:
+        return "Keep the policy: no tested policy costs less."
+    saved = f"the best alternative, {cheapest['policy']}, would save {_write_number(gain * 100)} %"
+    return f"Keep the policy: {saved}, which is below {min_gain * 100:g} %."
 
 
-def _describe_differences() -> Column:
+def _explain_unknown_cost(current: CostRow | None, cheapest: CostRow | None) -> str:
+    problem = str(current["problem"])[:MAX_PROBLEM_CHARACTERS] if current else "it was not simulated"
+    cause = f"The policy in use has no known cost ({problem})"
+    if cheapest is None:
+        return f"{cause}, and neither has any other policy."
+    return f"{cause}; of the other policies, {cheapest['policy']} costs least."
+
+
+class _Difference(NamedTuple):
+    """The points that a change saves by one measure, and the measure's values as text."""
+
+    saved: float  # negative: the change costs more
+    text: str
+
+
+def _describe_differences(current: CostRow, cheapest: CostRow) -> str:
     """Return the largest savings, and the largest drawback if it is considerable, as one sentence."""
-    differences = F.array(*map(_compare_measure, MEASURES))
-    most_saved_first = F.array_sort(differences, lambda left, right: F.sign(right["saved"] - left["saved"]).cast("int"))
-    savings = F.slice(F.filter(most_saved_first, lambda part: part["saved"] > 0), 1, MAX_NAMED_SAVINGS)
-    max_unnamed_drawback = MIN_DRAWBACK_FRACTION * (F.col("current.cost") - F.col("cheapest.cost"))
-    drawbacks = F.filter(F.reverse(most_saved_first), lambda part: part["saved"] < -max_unnamed_drawback)
-    largest_drawback = F.get(drawbacks, F.lit(0))["words"]
-    words = F.concat_ws("; ", F.transform(savings, lambda part: part["words"]))
-    but = F.coalesce(F.concat(F.lit("; but "), largest_drawback), F.lit(""))
-    return F.concat(F.upper(F.left(words, F.lit(1))), F.substr(words, F.lit(2)), but, F.lit("."))
+    differences = sorted(_compare_measures(current, cheapest), key=lambda difference: -difference.saved)
+    savings = [difference.text for difference in differences if difference.saved > 0][:MAX_NAMED_SAVINGS]
+    max_unnamed_drawback = MIN_DRAWBACK_FRACTION * (current["cost"] - cheapest["cost"])
+    largest_drawback = differences[-1]
+    but = f"; but {largest_drawback.text}" if largest_drawback.saved < -max_unnamed_drawback else ""
+    text = "; ".join(savings)
+    return f"{text[:1].upper()}{text[1:]}{but}."
 
 
-def _compare_measure(measure: str) -> Column:
-    """Return the points that a measure saves (0 if unknown), and its values as text: the new with its unit, the old."""
-    write, prefix, suffix = _MEASURE_PHRASES[measure]
-    saved = F.col(f"current.cost_{measure}") - F.col(f"cheapest.cost_{measure}")
-    words = F.concat(F.lit(prefix), write("cheapest"), F.lit(f"{suffix} instead of "), write("current"))
-    return F.struct(F.coalesce(saved, F.lit(0.0)).alias("saved"), words.alias("words"))
+def _compare_measures(current: CostRow, cheapest: CostRow) -> Iterator[_Difference]:
+    """Yield each measure's difference; one that is unknown saves nothing."""
+    for measure in MEASURES:
+        phrase = _MEASURE_PHRASES[measure]
+        cost_now = current[f"cost_{measure}"]
+        cost_then = cheapest[f"cost_{measure}"]
+        saved = 0.0 if cost_now is None or cost_then is None else cost_now - cost_then
+        values = f"{phrase.write(cheapest)}{phrase.suffix} instead of {phrase.write(current)}"
+        yield _Difference(saved, f"{phrase.prefix}{values}")
 
 
-def _measure_writer(measure: str) -> Callable[[str], Column]:
-    """Return a function that writes a measure of a row, `current` or `cheapest`."""
-    return lambda row: _write_number(F.col(f"{row}.{measure}"))
+def _measure_writer(measure: str) -> Callable[[CostRow], str]:
+    """Return a function that writes a measure of a row."""
+    return lambda row: _write_number(row[measure])
 
 
-def _write_load(row: str) -> Column:
-    return _write_number(F.col(f"{row}.imbalance") + 1)
+def _write_load(row: CostRow) -> str:
+    imbalance = row["imbalance"]
+    return _write_number(None if imbalance is None else imbalance + 1)
 
 
-def _write_lag(row: str) -> Column:
-    mean = _write_number(F.col(f"{row}.lag_mean"))
-    peak = _write_number(F.col(f"{row}.lag_peak"))
-    return F.concat(mean, F.lit(" (highest "), peak, F.lit(")"))
+def _write_lag(row: CostRow) -> str:
+    return f"{_write_number(row['lag_mean'])} (highest {_write_number(row['lag_peak'])})"
 
 
 class _MeasurePhrase(NamedTuple):
     """How a measure is written: its value, between a prefix and a suffix."""
 
-    write: Callable[[str], Column]
+    write: Callable[[CostRow], str]
     prefix: str
     suffix: str
 
@@ -94,12 +101,11 @@ _MEASURE_PHRASES = {
 }
 
 
-def _write_number(value: Column) -> Column:
+def _write_number(value: float | None) -> str:
     """Write a number with three significant digits."""
-    written = (
-        F.when(value == F.floor(value), F.format_number(value, 0))
-        .when(F.abs(value) < 10, F.format_number(value, 2))  # noqa: PLR2004 - three digits count
-        .when(F.abs(value) < 100, F.format_number(value, 1))  # noqa: PLR2004
-        .otherwise(F.format_number(value, 0))
-    )
-    return F.coalesce(written, F.lit("an unknown number"))
+    if value is None:
+        return "an unknown number"
+    if value == int(value):
+        return f"{value:,.0f}"
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0  # noqa: PLR2004 - three digits count
+    return f"{value:,.{decimals}f}"

@@ -11,8 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from rota.model import single_line
-from rota.pipeline.common.names import is_manifest_name, replace_unprintable
-from rota.pipeline.common.paths import MANIFEST_FIRST_LINE
+from rota.pipeline.common.names import MANIFEST_FIRST_LINE, is_manifest_name, replace_unprintable
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.spec import PolicySpec, policy_body
 from rota.spec.names import is_dns_label

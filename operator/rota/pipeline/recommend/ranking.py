@@ -1,154 +1,65 @@
-"""Cost and ranking of policies: the cost of each policy for a group, and the best policy for each group and for all.
+"""Costs, recommendations and sums of all groups, as Spark tables; `group_costs` decides for each group."""
 
-The cost is the sum of the measures, each times its weight. Counts and durations are measured per day, and imbalance and
-lag as means over the history; so histories of different lengths are comparable. A measure that is unknown for one
-policy of a group is ignored for all policies of that group: otherwise the policy with the unknown value would look
-cheapest.
-"""
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
-from functools import reduce
-from operator import add
-
-from pyspark.sql import Column, DataFrame, Window
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType
 
-from rota.pipeline.common.columns import false_if_null
-from rota.pipeline.common.schemas import NUMBER, RECORDED_POLICY, TEXT, table_schema
-from rota.pipeline.recommend.cost_weights import LAG_UNIT_MESSAGES, MEASURES, MIN_GAIN_FRACTION, CostWeights
-from rota.pipeline.recommend.explanation import explain_recommendation
-
-OWN_POLICIES = "each its own"  # each group with its recommended policy; the blanks prevent a clash with a policy's name
-COST_DECIMALS = 9  # decimal places in comparisons of sums
-
-COST_COLUMNS = [f"cost_{name}" for name in MEASURES]
-
-# The recommendation for each group. Users read this table, so its names stay: `now` is the policy in use, `then` the
-# recommended one. The rows from which it is computed are `current`, of the policy in use, and `cheapest`.
-CHOSEN = table_schema(
-    group=TEXT,
-    strategy=TEXT,  # of the policy in use
-    use=TEXT,  # policy to use; `recorded`: no change
-    change=BooleanType(),
-    best=TEXT,  # cheapest policy; its gain may be too small for a change
-    cost_now=NUMBER,
-    cost_then=NUMBER,
-    gain=NUMBER,  # 0.3: it would cost 30 % less
-    evidence=TEXT,  # the reason, as a sentence
+from rota.pipeline.common.columns import arrow_schema, false_if_null, map_groups
+from rota.pipeline.common.schemas import CHOSEN, COSTS, NUMBER, RECORDED_POLICY, TEXT, table_schema
+from rota.pipeline.recommend.cost_weights import MEASURES, MIN_GAIN_FRACTION, CostWeights
+from rota.pipeline.recommend.group_costs import (
+    COST_COLUMNS,
+    COST_DECIMALS,
+    choose_policy,
+    compute_measures,
+    cost_policies,
 )
 
-_ALL_ROWS = (Window.unboundedPreceding, Window.unboundedFollowing)
-_ROWS_SO_FAR = (Window.unboundedPreceding, Window.currentRow)
+OWN_POLICIES = "each its own"  # each group with its recommended policy; the blanks prevent a clash with a policy's name
+
+_MEASURED = table_schema(
+    group=TEXT,
+    policy=TEXT,
+    strategy=TEXT,
+    problem=TEXT,
+    **dict.fromkeys(MEASURES, NUMBER),
+    lag_mean=NUMBER,
+    lag_peak=NUMBER,
+)
 
 
-def _compute_measures(results: DataFrame) -> DataFrame:
-    """Return the measures of the cost for each group and policy; null: unknown."""
-    measures = {
-        "moves": _per_day("moves"),
-        "pause": _per_day("pause_seconds"),
-        "duplicates": _per_day("duplicates"),
-        "imbalance": F.col("imbalance") - 1,  # 1 is even
-        "idle": _per_day("idle_member_hours"),
-        "unowned": _per_day("unowned_queue_seconds"),
-        "lag": (_doublings("lag_mean") + _doublings("lag_peak")) / 2,
-        "lag_mean": F.col("lag_mean"),  # this and the next one are for reports, not for the cost
-        "lag_peak": F.col("lag_peak"),
-    }
-    return results.select(
-        "group",
-        "policy",
-        "strategy",
-        "problem",
-        *(_finite_or_null(measure).alias(name) for name, measure in measures.items()),
-    )
-
-
-def _per_day(name: str) -> Column:
-    return F.try_divide(F.col(name) * 24, F.col("hours"))
-
-
-def _doublings(name: str) -> Column:
-    """Return how often the lag doubles, counted from LAG_UNIT_MESSAGES: 0 without lag, 1 at one unit, 2 at three."""
-    return F.log2(1 + F.col(name) / LAG_UNIT_MESSAGES)
-
-
-def _finite_or_null(measure: Column) -> Column:
-    """Return a measure, 0 if it is negative, null if it is NaN or infinite."""
-    number = measure.cast("double")
-    is_finite = F.abs(number) < float("inf")  # false for NaN, too: Spark orders NaN above all numbers
-    return F.when(is_finite, F.greatest(number, F.lit(0.0)))
+def _measure_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    schema = arrow_schema(_MEASURED)
+    for batch in batches:
+        yield pa.RecordBatch.from_pylist([compute_measures(row) for row in batch.to_pylist()], schema=schema)
 
 
 def compute_costs(results: DataFrame, weights: CostWeights) -> DataFrame:
     """Return COSTS: each policy's cost and its rank in each group; a policy with a problem has neither."""
-    group = Window.partitionBy("group").rowsBetween(*_ALL_ROWS)
-    is_usable = F.col("problem").isNull()
-    parts: dict[str, Column] = {}
-    for name in MEASURES:
-        is_unknown = F.max(is_usable & F.col(name).isNull()).over(group)
-        parts[f"cost_{name}"] = F.when(is_usable & ~is_unknown, F.col(name) * weights.weight_of(name))
-    known_parts = [F.coalesce(F.col(part), F.lit(0.0)) for part in COST_COLUMNS]
-    cost = F.when(is_usable, reduce(add, known_parts))
-    return (
-        _compute_measures(results)
-        .withColumns(parts)
-        .withColumn("cost", cost)
-        .withColumn("rank", _rank())
-        .select("group", "policy", "rank", "cost", *COST_COLUMNS)
-    )
+    return map_groups(results, partial(_cost_group, weights=weights), COSTS)
 
 
-def _rank() -> Column:
-    """Rank a group's policies by cost. Ties go to the policy in use, then to fewer moves, then to the name."""
-    best_first = Window.partitionBy("group").orderBy(
-        F.col("cost").isNull(),
-        F.round("cost", COST_DECIMALS),
-        F.col("policy") != RECORDED_POLICY,
-        F.col("moves").asc_nulls_last(),
-        "policy",
-    )
-    row_number = F.row_number().over(best_first.rowsBetween(*_ROWS_SO_FAR))
-    return F.when(F.col("cost").isNotNull(), row_number).cast("int")
+def _cost_group(results: list[dict[str, Any]], *, weights: CostWeights) -> list[dict[str, Any]]:
+    return cost_policies(map(compute_measures, results), weights)
 
 
 def costs_with_measures(costs: DataFrame, results: DataFrame) -> DataFrame:
     """Return costs joined with the measures."""
-    return costs.join(_compute_measures(results), on=["group", "policy"], how="inner")
+    return costs.join(results.mapInArrow(_measure_batches, _MEASURED), on=["group", "policy"], how="inner")
 
 
 def recommend_policies(costs: DataFrame, results: DataFrame, min_gain: float = MIN_GAIN_FRACTION) -> DataFrame:
-    """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `min_gain`.
+    """Return CHOSEN: the recommendation for each group; a change needs a gain of at least `min_gain`."""
+    choose = partial(_choose_for_group, min_gain=min_gain)
+    return map_groups(costs_with_measures(costs, results), choose, CHOSEN)
 
-    The gain is unknown without a current cost, and 0 without a change. The explanation reads the intermediate `gain`:
-    what the cheapest policy would save, also if that is too little for a change.
-    """
-    row = F.struct("policy", "strategy", "problem", "cost", *COST_COLUMNS, *MEASURES, "lag_mean", "lag_peak")
-    has_current_cost = F.col("current.cost").isNotNull()
-    possible_gain = F.try_divide(F.col("current.cost") - F.col("cheapest.cost"), F.col("current.cost"))
-    is_other = F.col("cheapest.policy") != RECORDED_POLICY
-    is_worthwhile = has_current_cost & is_other & (F.round("gain", COST_DECIMALS) >= min_gain)
-    recommended_cost = F.when(F.col("change"), F.col("cheapest.cost")).otherwise(F.col("current.cost"))
-    return (
-        costs_with_measures(costs, results)
-        .groupBy("group")
-        .agg(
-            F.max(F.when(F.col("policy") == RECORDED_POLICY, row)).alias("current"),
-            F.max(F.when(F.col("rank") == 1, row)).alias("cheapest"),
-        )
-        .withColumn("gain", F.coalesce(possible_gain, F.when(has_current_cost, F.lit(0.0))))
-        .withColumn("change", false_if_null(is_worthwhile))
-        .select(
-            "group",
-            F.col("current.strategy").alias("strategy"),
-            F.when(F.col("change"), F.col("cheapest.policy")).otherwise(RECORDED_POLICY).alias("use"),
-            "change",
-            F.col("cheapest.policy").alias("best"),
-            F.col("current.cost").alias("cost_now"),
-            recommended_cost.alias("cost_then"),
-            F.when(has_current_cost & ~F.col("change"), 0.0).otherwise(F.col("gain")).alias("gain"),
-            explain_recommendation(min_gain).alias("evidence"),
-        )
-    )
+
+def _choose_for_group(costs: list[dict[str, Any]], *, min_gain: float) -> list[dict[str, Any]]:
+    return [choose_policy(costs, min_gain)]
 
 
 def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, StructField, StructType
 
 from rota import records
+from rota.pipeline.common.columns import arrow_schema
 from rota.pipeline.common.schemas import COUNT, RECORDED_POLICY, RESULTS, SERIES, TEXT, table_schema
 from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory, build_history, sort_facts
-from rota.pipeline.replay.replay import Replay
-from rota.pipeline.replay.replay_metrics import ReplayMetrics
+from rota.pipeline.replay.policy_replay import replay_policy
 from rota.records import Fact
 from rota.spec import PolicySpec, parse_policy, policy_body
 
@@ -49,12 +49,16 @@ def persist_on_disk(rows: DataFrame) -> DataFrame:
 
 def replay_histories(histories: DataFrame, policies: Mapping[str, PolicySpec]) -> Simulation:
     """Replay every group's persisted history under each policy, and under the policies recorded in the journal."""
-    spark = histories.sparkSession
-    rules = [(name, msgspec.json.encode(policy_body(policy)).decode()) for name, policy in policies.items()]
-    policy_rows = spark.createDataFrame([(RECORDED_POLICY, None), *rules], _POLICIES)
-    runs = persist_on_disk(pair_policies(histories, policy_rows).mapInArrow(_replay_batches, _RUNS))
+    pairs = pair_policies(histories, policy_table(histories.sparkSession, policies))
+    runs = persist_on_disk(pairs.mapInArrow(_replay_batches, _RUNS))
     points = runs.select("group", "policy", F.explode("series").alias("point"))
     return Simulation(runs.select(*RESULTS.fieldNames()), points.select("group", "policy", "point.*"))
+
+
+def policy_table(spark: SparkSession, policies: Mapping[str, PolicySpec]) -> DataFrame:
+    """Return the rows of all policies to replay, with the recorded policies first."""
+    rules = [(name, msgspec.json.encode(policy_body(policy)).decode()) for name, policy in policies.items()]
+    return spark.createDataFrame([(RECORDED_POLICY, None), *rules], _POLICIES)
 
 
 def pair_policies(histories: DataFrame, policies: DataFrame) -> DataFrame:
@@ -98,12 +102,17 @@ def _build_history_row(table: pa.Table) -> pa.Table:
     problem = None
     try:
         history = build_history(group, sort_facts(map(_read_fact, kinds, lines)))
-        size = len(history.queues) * len(history.changes)
+        size = history_size(history)
         pickled = pickle.dumps(history)
     except ValueError as error:
         problem = str(error)
     columns = {"group": [group], "size": [size], "history": [pickled], "problem": [problem]}
-    return pa.table(columns, schema=_arrow_schema(_HISTORIES))
+    return pa.table(columns, schema=arrow_schema(_HISTORIES))
+
+
+def history_size(history: GroupHistory) -> int:
+    """Return a measure of the time that a replay takes, comparable with HEAVY_REPLAY_SIZE."""
+    return len(history.queues) * len(history.changes)
 
 
 def _read_fact(kind: str, line: str) -> Fact:
@@ -117,30 +126,16 @@ def _read_fact(kind: str, line: str) -> Fact:
 
 def _replay_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Replay each history under the policy of its row."""
-    schema = _arrow_schema(_RUNS)
+    schema = arrow_schema(_RUNS)
     for batch in batches:
         for row in batch.to_pylist():
-            result = dict.fromkeys(schema.names) | _replay_row(row) | {"group": row["group"], "policy": row["policy"]}
+            result = dict.fromkeys(schema.names) | replay_pair(row) | {"group": row["group"], "policy": row["policy"]}
             yield pa.RecordBatch.from_pylist([result], schema=schema)
 
 
-def _replay_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def replay_pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Replay the pickled history of a row under its policy; return the result, or the problem of the group."""
     if row["problem"]:
         return {"problem": row["problem"], "series": []}
     history: GroupHistory = pickle.loads(row["history"])  # noqa: S301 - written by our previous step
-    policy = parse_policy({"spec": msgspec.json.decode(row["rules"])}) if row["rules"] else None
-    metrics = ReplayMetrics(history)
-    replay = Replay(history, policy, metrics)
-    replay.run()
-    problem = metrics.problem
-    if policy and not problem:  # the recorded policies (None) were in force, so they are usable
-        problem = metrics.find_neglected_queue()
-    outcome = {"strategy": replay.policy.strategy, "problem": problem, "series": metrics.series}
-    return metrics.to_row() | outcome
-
-
-def _arrow_schema(schema: StructType) -> pa.Schema:
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415 - slow to load, and only workers need it
-
-    arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    return arrow_schema
+    return replay_policy(history, parse_policy({"spec": msgspec.json.decode(row["rules"])}) if row["rules"] else None)

@@ -6,7 +6,7 @@
 
 The planner runs after each event and, while a handover or a gate is pending, at the time that its last plan requested.
 Otherwise it does not run: it would return the same plan. Under a Balanced policy, queue weights are measured at every
-step and smoothed as in the operator: they change only when a member's load has clearly changed.
+step and filtered as in the operator: they change only when a member's load has clearly changed.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from rota.pipeline.replay.virtual_clock import VirtualClock
 from rota.planner import Plan, QueueView, Snapshot, plan
 from rota.planner.record import owners_of
 from rota.spec import PolicySpec
-from rota.weight_smoothing import Weights, filter_noise
+from rota.weight_noise import Weights, filter_noise
 
 MIN_REPLAN_SECONDS = 0.05  # seconds: the shortest delay before the next plan
 # Plans since the last change; after that many the planner will not settle, so no more are scheduled.
@@ -58,7 +58,7 @@ class Replay:
         self._queue_views: dict[str, QueueView | None] = {}
         self._queues: frozenset[Queue] = frozenset()
         self._next_plan_at = inf
-        self._smoothed_weights: Weights = {}
+        self._filtered_weights: Weights = {}
         self._planned_weights: Weights | None = {}  # the weights of the last snapshot
         self._plans_since_change = 0
         self._pending_events = 0  # scheduled events in which members obey or finish a drain
@@ -143,22 +143,22 @@ class Replay:
             self._schedule_plan(max(new_plan.requeue_after, MIN_REPLAN_SECONDS))
 
     def _on_step(self) -> None:
-        """Measure queue weights, and plan if the smoothed weights have changed; unchanged ones are the same object."""
+        """Measure queue weights, and plan if the filtered weights have changed; unchanged ones are the same object."""
         if self._measure_weights() is not self._planned_weights:
             self._run_plan()
 
     # Plans.
 
     def _measure_weights(self) -> Weights | None:
-        """Return smoothed queue weights as in the operator: None while unknown, empty if the strategy uses none."""
+        """Return filtered queue weights as in the operator: None while unknown, empty if the strategy uses none."""
         if self.policy.strategy != WEIGHT_STRATEGY:
             return NO_WEIGHTS
         rates = self.metrics.measure_rates()
         if rates is None:
             return None
         owner_names = {queue: holder.name for queue, holder in self.owned.items()}
-        self._smoothed_weights = filter_noise(self._smoothed_weights, rates, owner_names)
-        return self._smoothed_weights
+        self._filtered_weights = filter_noise(self._filtered_weights, rates, owner_names)
+        return self._filtered_weights
 
     def _run_plan(self) -> None:
         self._next_plan_at = inf  # a scheduled plan is dropped

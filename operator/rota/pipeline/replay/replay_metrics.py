@@ -15,7 +15,7 @@ from rota.pipeline.replay.traffic import TrafficModel
 from rota.planner import Plan
 from rota.planner.moves import STRATEGY_FAILED_SUFFIX
 from rota.planner.record import holders_of
-from rota.weight_smoothing import Weights
+from rota.weight_noise import Weights
 
 MIN_OWNED_FRACTION = 0.01  # fraction of the time: a queue with an owner for less counts as having none
 POINT_SECONDS = 2 * STEP_SECONDS  # seconds between two points of a plot

@@ -1,15 +1,15 @@
 """A group's card in the report: recommendation, reason, plots over time, and the command to apply it."""
 
 from collections.abc import Iterator
-from html import escape
 
 from pyspark.sql import Row
 
-from rota.pipeline.common.names import replace_unprintable
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MEASURES
 from rota.pipeline.recommend.policy_manifests import build_manifest, patch_command
+from rota.pipeline.report.elements import escape_lines, number_cell
 from rota.pipeline.report.formatting import format_duration, format_percent
+from rota.pipeline.report.links import render_group_links
 from rota.pipeline.report.plots import PlotLine, draw_lines, escape_text, format_number
 from rota.pipeline.report.report_data import Findings
 from rota.spec import PolicySpec
@@ -40,7 +40,7 @@ def render_card(data: Findings, rank: int, row: Row) -> str:
         f'<article aria-labelledby="group-{rank}"><h3 id="group-{rank}">{escape_text(group)}</h3>'
         f"<p>Use <strong>{escape_text(use)}</strong>{strategy} instead of {escape_text(row['strategy'])}: "
         f'<strong class="good">{format_percent(row["gain"])} less cost</strong>. {escape_text(row["evidence"])}</p>'
-        f'<div class="plots">{plots}</div>'
+        f'{render_group_links(data.links, group)}<div class="plots">{plots}</div>'
         f"<details><summary>Figures and command</summary>{figures}{command_box}</details></article>\n"
     )
 
@@ -56,11 +56,6 @@ def _draw_plots(data: Findings, group: str, use: str) -> Iterator[str]:
                 plotted.append(PlotLine(name, css_class, points))
         plot = draw_lines(f"{group}, {title}", plotted, y_minimum=y_minimum, is_stepped=is_stepped)
         yield f"<figure><figcaption>{title}</figcaption>{plot}</figure>"
-
-
-def number_cell(text: str) -> str:
-    """Return a table's cell with a number."""
-    return f'<td class="number">{text}</td>'
 
 
 def _measures_table(current: Row, recommended: Row) -> str:
@@ -94,8 +89,3 @@ def render_manifest(name: str, policy: PolicySpec) -> str:
         f"<details open><summary>RebalancePolicy {escape_text(name)}</summary>"
         f"<pre>{escape_lines(text[:MAX_MANIFEST_CHARACTERS] + cut)}</pre></details>"
     )
-
-
-def escape_lines(text: str) -> str:
-    """Escape a text for HTML; line breaks stay, other unprintable characters are replaced."""
-    return escape("\n".join(map(replace_unprintable, text.split("\n"))), quote=True)

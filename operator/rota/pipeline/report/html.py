@@ -1,6 +1,6 @@
 """HTML report of a recommendation: one file, no scripts, no external resources; the answer first, then the reasons."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from importlib.resources import files
 from typing import NamedTuple
@@ -9,8 +9,13 @@ from pyspark.sql import Row
 
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MEASURES
+from rota.pipeline.recommend.group_costs import COST_COLUMNS
 from rota.pipeline.recommend.ranking import OWN_POLICIES
-from rota.pipeline.report.cards import number_cell, render_card, render_manifest
+from rota.pipeline.report.backtest_section import TITLE as BACKTEST_TITLE
+from rota.pipeline.report.backtest_section import render_backtest
+from rota.pipeline.report.cards import render_card, render_manifest
+from rota.pipeline.report.earlier_advice import render_observed
+from rota.pipeline.report.elements import number_cell, render_list, render_section, render_table
 from rota.pipeline.report.formatting import (
     describe_change,
     describe_history_length,
@@ -20,6 +25,7 @@ from rota.pipeline.report.formatting import (
     format_percent,
     improvements_and_drawbacks,
 )
+from rota.pipeline.report.links import render_download, render_group_links
 from rota.pipeline.report.plots import BarSegment, draw_bar, escape_text, format_number, format_utc
 from rota.pipeline.report.report_data import MAX_LISTED_GROUPS, Findings, best_for_all, find_leading_group, sums_of
 
@@ -84,26 +90,21 @@ def _sections(data: Findings) -> Iterator[str]:
     if not data.scope.groups:
         yield '<p class="notice">There is nothing to recommend: no group was simulated.</p>'
         return
-    yield _section("answer", "The answer", [*_answer(data), *_tiles(data), *_problem_lists(data)])
-    yield _section("policies", "If all groups used one policy", _policies_table(data))
-    yield _section("groups", "Recommendation for each group", _groups_table(data))
+    yield render_section("answer", "The answer", [*_answer(data), *_tiles(data), *_problem_lists(data)])
+    yield render_section("policies", "If all groups used one policy", _policies_table(data))
+    yield render_section("groups", "Recommendation for each group", _groups_table(data))
+    if data.observed is not None:
+        yield render_section("observed", "What earlier advice came to", render_observed(data.observed))
     if plotted := data.plotted_groups:
         title_of_many = f"The {len(plotted)} groups that benefit most"
         title = "The group that benefits" if data.scope.changing == 1 else title_of_many
         cards = [render_card(data, rank, row) for rank, row in enumerate(plotted, 1)]
-        yield _section("gains", title, [_lines_key(), *cards])
-        yield _section("apply", "Manifests to apply", _apply(data))
-    yield _section("weights", "Components of the cost", _weights_table(data))
-    yield _section("unknown", "Limits of these figures", [_list(LIMITATIONS)])
-
-
-def _section(name: str, title: str, parts: Iterable[str]) -> str:
-    body = "\n".join(parts)
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape_text(title)}</h2>\n{body}\n</section>\n'
-
-
-def _list(texts: Iterable[str]) -> str:
-    return f'<ul class="known">{"".join(map("<li>{}</li>".format, texts))}</ul>'
+        yield render_section("gains", title, [_lines_key(), *cards])
+        yield render_section("apply", "Manifests to apply", _apply(data))
+    yield render_section("weights", "Components of the cost", _weights_table(data))
+    yield render_section("unknown", "Limits of these figures", [render_list(LIMITATIONS)])
+    if data.backtest is not None:
+        yield render_section("backtest", BACKTEST_TITLE, render_backtest(data.backtest))
 
 
 def _scope_sentence(data: Findings) -> str:
@@ -196,7 +197,7 @@ def _problem_lists(data: Findings) -> Iterator[str]:
         )
     if data.problems:
         yield "<p>Some policies cannot be used everywhere:</p>"
-        yield _list(map(_problem_sentence, data.problems))
+        yield render_list(map(_problem_sentence, data.problems))
 
 
 def _problem_sentence(row: Row) -> str:
@@ -206,15 +207,6 @@ def _problem_sentence(row: Row) -> str:
 
 
 # Tables.
-
-
-def _table(caption: str, head: Iterable[tuple[str, str]], rows: Iterable[str]) -> str:
-    """Return a table; `head` has the title and the CSS class of each column."""
-    cells = "".join(f'<th scope="col" class="{style}">{title}</th>' for title, style in head)
-    return (
-        f'<div class="wide" role="region" aria-label="{caption}" tabindex="0"><table><caption>{caption}</caption>'
-        f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
 
 
 class _PolicyColumn(NamedTuple):
@@ -251,7 +243,9 @@ def _policies_table(data: Findings) -> Iterator[str]:
     yield f'<ul class="key" aria-label="Colours of the bars">{keys}</ul>'
     number_columns = [(column.title, "number") for column in _POLICY_COLUMNS]
     body = [_policy_row(row, now, most) for row in rows]
-    yield _table("Policies, the cheapest first", [("Policy", "name"), ("Cost", "cost"), *number_columns], body)
+    yield render_table("Policies, the cheapest first", [("Policy", "name"), ("Cost", "cost"), *number_columns], body)
+    columns = ("policy", "cost", *COST_COLUMNS, *(column.measure for column in _POLICY_COLUMNS), "usable", "unusable")
+    yield render_download("policies", columns, [[row[name] for name in columns] for row in rows])
     unusable = [row for row in data.policy_sums if not row["usable"]][:MAX_POLICY_ROWS]
     if unusable:
         names = ", ".join(escape_text(row["policy"]) for row in unusable)
@@ -282,8 +276,10 @@ def _groups_table(data: Findings) -> Iterator[str]:
     head = [("Group", "name"), ("Recommendation", "do"), ("Cost now", "number"), ("Then", "number")]
     head += [("Gain", "number"), ("Why", "why")]
     card_count = len(data.plotted_groups)  # the first groups of the table have cards
-    rows = [_group_row(row, place, has_card=place <= card_count) for place, row in enumerate(data.groups, 1)]
-    yield _table("Groups, those that save most first; costs are points a day", head, rows)
+    rows = [_group_row(data, row, place, has_card=place <= card_count) for place, row in enumerate(data.groups, 1)]
+    yield render_table("Groups, those that save most first; costs are points a day", head, rows)
+    columns = ("group", "strategy", "use", "change", "best", "cost_now", "cost_then", "gain")
+    yield render_download("groups", columns, [[row[name] for name in columns] for row in data.groups])
     if (remaining := data.scope.groups - len(data.groups)) > 0:
         more = max(data.scope.changing - MAX_LISTED_GROUPS, 0)
         yield (
@@ -292,12 +288,13 @@ def _groups_table(data: Findings) -> Iterator[str]:
         )
 
 
-def _group_row(row: Row, place: int, *, has_card: bool) -> str:
+def _group_row(data: Findings, row: Row, place: int, *, has_card: bool) -> str:
     name = f'<a href="#group-{place}">{escape_text(row["group"])}</a>' if has_card else escape_text(row["group"])
     gain = f'<span class="good">{format_percent(row["gain"])}</span>' if row["change"] else "none"
     do = f"use <strong>{escape_text(row['use'])}</strong>" if row["change"] else "keep"
+    links = render_group_links(data.links, row["group"]) if row["change"] else ""
     return (
-        f'<tr><th scope="row" class="name">{name}</th>'
+        f'<tr><th scope="row" class="name">{name}{links}</th>'
         f'<td class="do">{do}<small>now {escape_text(row["strategy"])}</small></td>'
         f"{number_cell(format_number(row['cost_now']))}{number_cell(format_number(row['cost_then']))}"
         f'{number_cell(gain)}<td class="why">{escape_text(row["evidence"])}</td></tr>'
@@ -335,4 +332,6 @@ def _weights_table(data: Findings) -> Iterator[str]:
         weight = number_cell(f"{data.weights.weight_of(name):g}")
         rows += f'<tr><th scope="row">{measure.title}</th>{weight}<td>for each {measure.unit}</td>'
         rows += f'<td class="why">{measure.reason}</td></tr>'
-    yield _table("Weights", [("Measure", ""), ("Points", "number"), ("Unit", ""), ("Why this default", "why")], rows)
+    yield render_table(
+        "Weights", [("Measure", ""), ("Points", "number"), ("Unit", ""), ("Why this default", "why")], rows
+    )

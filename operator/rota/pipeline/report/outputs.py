@@ -1,25 +1,47 @@
-"""Writer of a recommendation: tables, manifests and a report for users, made of simulation results, in one folder."""
+"""Writer of a recommendation: tables, and a folder with manifests and a report, made of simulation results."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from rota.model import single_line
-from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.recommend.backtest_job import summarize_backtest
 from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
 from rota.pipeline.recommend.policy_manifests import check_policy_names, write_manifests
 from rota.pipeline.recommend.ranking import compute_costs, recommend_policies
+from rota.pipeline.replay.job import Simulation
+from rota.pipeline.report.earlier_advice import EarlierAdvice, observe_advice
 from rota.pipeline.report.html import render_report
+from rota.pipeline.report.links import ReportLinks, check_url
 from rota.pipeline.report.report_data import DEFAULT_PLOTS, Findings, collect_findings
 from rota.spec import PolicySpec
 
 REPORT_FILE = "report.html"
+COSTS_TABLE = "marts/costs"
+CHOSEN_TABLE = "marts/chosen"
+
+TableWriter = Callable[[str, DataFrame], DataFrame]  # writes a table by its name, and returns it as it was written
 
 
-def write_recommendation(
-    results: DataFrame,
-    series: DataFrame,
+def persist_table(_name: str, rows: DataFrame) -> DataFrame:
+    """Keep a table for as long as Spark runs, and return it."""
+    return rows.persist(StorageLevel.DISK_ONLY)
+
+
+class ReportExtras(NamedTuple):
+    """Parts of the report that need more than a simulation; each is left out without its input."""
+
+    page_url: str | None = None  # of the operator's page, and of Grafana: base URLs for links to each advised group
+    board_url: str | None = None
+    earlier: EarlierAdvice | None = None  # not a table that this recommendation replaces
+    backtest: DataFrame | None = None  # BACKTEST, of the same policies
+
+
+def write_recommendation(  # noqa: PLR0913 - options of the command
+    simulation: Simulation,
     policies: Mapping[str, PolicySpec],
     folder: Path,
     now: float,
@@ -27,28 +49,45 @@ def write_recommendation(
     weights: CostWeights | None = None,
     min_gain: float = MIN_GAIN_FRACTION,
     max_plots: int = DEFAULT_PLOTS,
+    write_table: TableWriter = persist_table,
+    extras: ReportExtras | None = None,
 ) -> Findings:
-    """Write `costs/` and `chosen/` (Parquet), `policies/*.yaml` and `report.html`; return the report's data."""
+    """Write costs, recommendations, and a folder with `policies/*.yaml` and `report.html`; return the report's data."""
     check_policy_names(policies)
+    links = check_links(extras or ReportExtras())
     weights = weights or CostWeights()
-    simulated = {str(row["policy"]) for row in results.select("policy").distinct().collect()} - {RECORDED_POLICY}
-    for name in sorted(simulated - policies.keys()):
-        raise ValueError(f"Policy {single_line(name, 60)} was simulated, but is missing in --policies; add its file")
-    spark = results.sparkSession
-    compute_costs(results, weights).write.mode("overwrite").parquet(str(folder / "costs"))
-    written_costs = spark.read.parquet(str(folder / "costs"))
-    recommend_policies(written_costs, results, min_gain).write.mode("overwrite").parquet(str(folder / "chosen"))
-    recommendations = spark.read.parquet(str(folder / "chosen"))
+    costs = write_table(COSTS_TABLE, compute_costs(simulation.results, weights))
+    recommendations = write_table(CHOSEN_TABLE, recommend_policies(costs, simulation.results, min_gain))
     report_data = collect_findings(
-        results=results,
-        series=series,
-        costs=written_costs,
+        results=simulation.results,
+        series=simulation.series,
+        costs=costs,
         chosen=recommendations,
-        policies={name: policy for name, policy in policies.items() if name in simulated},
+        policies=policies,
         weights=weights,
         min_gain=min_gain,
         max_plots=max_plots,
     )
+    if extras:
+        report_data = _add_extras(replace(report_data, links=links), extras, recommendations)
+    folder.mkdir(parents=True, exist_ok=True)
     write_manifests(recommendations, policies, folder / "policies")
     (folder / REPORT_FILE).write_text(render_report(report_data, now), encoding="utf-8")
     return report_data
+
+
+def check_links(extras: ReportExtras) -> ReportLinks:
+    """Return the base URLs for links; raise ValueError with a sentence for one that is not a URL."""
+    return ReportLinks(
+        extras.page_url and check_url(extras.page_url, "--page-url"),
+        extras.board_url and check_url(extras.board_url, "--board-url"),
+    )
+
+
+def _add_extras(data: Findings, extras: ReportExtras, chosen: DataFrame) -> Findings:
+    """Return the report's data with the parts that have an input."""
+    if extras.earlier is not None:
+        data = replace(data, observed=observe_advice(extras.earlier, chosen, data.policies))
+    if extras.backtest is not None:
+        data = replace(data, backtest=summarize_backtest(extras.backtest, [*data.policies]))
+    return data

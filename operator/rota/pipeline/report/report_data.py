@@ -9,8 +9,12 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
 from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.recommend.backtest import BacktestSummary
 from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
-from rota.pipeline.recommend.ranking import COST_DECIMALS, OWN_POLICIES, costs_with_measures, sum_over_groups
+from rota.pipeline.recommend.group_costs import COST_DECIMALS
+from rota.pipeline.recommend.ranking import OWN_POLICIES, costs_with_measures, sum_over_groups
+from rota.pipeline.report.earlier_advice import ObservedAdvice
+from rota.pipeline.report.links import ReportLinks
 from rota.spec import PolicySpec
 
 MAX_LISTED_GROUPS = 200  # groups in the table
@@ -51,6 +55,9 @@ class Findings:
     weights: CostWeights = field(default_factory=CostWeights)
     min_gain: float = MIN_GAIN_FRACTION
     max_plots: int = DEFAULT_PLOTS
+    links: ReportLinks = field(default_factory=ReportLinks)
+    observed: ObservedAdvice | None = None  # since an earlier recommendation
+    backtest: BacktestSummary | None = None
 
     @property
     def plotted_groups(self) -> list[Row]:

@@ -1,61 +1,81 @@
-"""Generator of a synthetic journal in the operator's format; Spark tasks run in parallel and write separate files."""
+"""Generator of a synthetic journal in the operator's format; each Spark task writes segments of its own."""
 
+import gzip
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from rota.pipeline.common.paths import HOUR_CHARACTERS, hour_file
+from rota.object_store import ObjectStore, create_same, open_store
+from rota.object_store.segments import SegmentName
 from rota.pipeline.common.schemas import COUNT, table_schema
+from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.synthetic.histories import generate_history
 from rota.pipeline.synthetic.journaling_replay import JournalingReplay, JournalLine
+from rota.pipeline.synthetic.rates import RecordedRates
 
 GROUPS_PER_TASK = 50  # groups per Spark task
+HOUR_CHARACTERS = len("2026-11-21T08")
+GZIP_LEVEL = 6
+POD = "generated"
+START = "20251121T000000Z"  # of the process that an operator would have been
 _COUNTS = table_schema(groups=COUNT, records=COUNT)
 
 _encoder = msgspec.json.Encoder()
 
 
+def check_empty(journal: ObjectStore) -> None:
+    """Raise ValueError if a journal has objects already."""
+    if any(journal.list_objects()):
+        raise ValueError(f"{journal.uri} is not empty; name another lake")
+
+
 def generate_journal(
-    spark: SparkSession, groups: int, hours: float, seed: int, to: Path, *, largest: int = 0
+    spark: SparkSession,
+    groups: int,
+    hours: float,
+    seed: int,
+    journal: ObjectStore,
+    *,
+    largest: int = 0,
+    rates: RecordedRates | None = None,
 ) -> DataFrame:
-    """Write the journal, and return its numbers of groups and records; raise ValueError if the folder is not empty."""
-    if to.exists() and any(to.iterdir()):
-        raise ValueError(f"{to} is not empty; give an empty folder or a new name")
+    """Write the journal, and return its numbers of groups and records; raise ValueError if there are segments.
+
+    With `rates`, messages arrive as in recorded traces.
+    """
+    check_empty(journal)
     tasks = ceil(groups / GROUPS_PER_TASK)
-    write = partial(_write_groups, seed=seed, hours=hours, to=to.absolute(), largest=largest)
+    generate = partial(generate_history, seed=seed, hours=hours, largest=largest, rates=rates)
+    write = partial(_write_groups, generate=generate, journal_uri=journal.uri)
     counts = spark.range(0, groups, numPartitions=tasks).mapInArrow(write, _COUNTS)
     return counts.agg(F.sum("groups").alias("groups"), F.sum("records").alias("records"))
 
 
 def _write_groups(
-    batches: Iterator[pa.RecordBatch], *, seed: int, hours: float, to: Path, largest: int
+    batches: Iterator[pa.RecordBatch], *, generate: Callable[[int], GroupHistory], journal_uri: str
 ) -> Iterator[pa.RecordBatch]:
-    """Write a task's groups. Files get their final names only when they are complete, so Spark may retry the task."""
+    """Write a task's groups, one segment an hour. A repeated task writes equal segments, which exist already."""
     numbers: list[int] = []
     for batch in batches:
         numbers += batch.column("id").to_pylist()
+    segments: defaultdict[str, bytearray] = defaultdict(bytearray)  # by hour; each group is a member of the gzip file
     records = 0
-    parts = set()
     for number in numbers:
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)
-        JournalingReplay(generate_history(number, seed, hours, largest=largest), partial(_collect_line, hourly)).run()
+        JournalingReplay(generate(number), partial(_collect_line, hourly)).run()
         for hour, lines in hourly.items():
-            # Each task has files of its own, named by its first group.
-            path = (to / hour_file(hour, f"generated-{numbers[0]:06d}")).with_suffix(".part")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab" if path in parts else "wb") as file:
-                file.write(b"\n".join([*lines, b""]))
-            parts.add(path)
+            segments[hour] += gzip.compress(b"\n".join([*lines, b""]), GZIP_LEVEL, mtime=0)
             records += len(lines)
-    for path in parts:
-        path.rename(path.with_suffix(".jsonl"))
+    journal = open_store(journal_uri)
+    for hour, content in segments.items():
+        # Each task has segments of its own: its first group stands in for the pod's uid.
+        create_same(journal, SegmentName(hour, POD, f"{numbers[0]:06d}", START, 0).key, bytes(content))
     yield pa.RecordBatch.from_pydict({"groups": [len(numbers)], "records": [records]})
 
 

@@ -11,16 +11,19 @@ import numpy as np
 
 from rota.documents import Assignment, Share
 from rota.model import Queue, Roster
+from rota.pipeline.common.history_sources import generated_group_name
 from rota.pipeline.replay.group_history import STEP_SECONDS, Change, GroupHistory, MemberPresence, Rates, planner_spec
+from rota.pipeline.synthetic.rates import DAY_SECONDS, GeneratedTraffic, RecordedRates, generate_traffic
 from rota.planner import compute_owners
 from rota.spec import PolicySpec, parse_policy
 from rota.timestamps import format_time
 
-DAY_SECONDS = 86_400.0
 START_SECONDS = 1_763_683_200.0  # 2025-11-21, midnight
 ZONES = ("east", "middle", "west")
 LARGE_GROUP_QUEUES = 1000
 LARGE_GROUP_PODS = 40
+# A fleet has capacity for its usual peak, not for the highest spike of recorded rates, of which none is regular.
+USUAL_PEAK_QUANTILE = 0.99
 
 _POLICY_BODIES: tuple[Mapping[str, object], ...] = (
     {"strategy": "Averagely"},
@@ -125,6 +128,8 @@ def crash_pods(fleet: SyntheticFleet, begins: float, ends: float) -> None:
 def lose_zone(fleet: SyntheticFleet, begins: float, ends: float) -> None:
     """Lose all pods of a zone at once: first unreachable, then deleted, and later replaced."""
     for at in _random_times(fleet.rng, begins, ends - 3600, 1):
+        if fleet.has_changed_since(at):
+            continue
         zone = str(fleet.rng.choice(ZONES))
         lost = [name for name, member in fleet.members.items() if member.room == zone]
         if not lost or len(lost) == len(fleet.members):
@@ -142,7 +147,8 @@ def lose_zone(fleet: SyntheticFleet, begins: float, ends: float) -> None:
 def roll_out_daily(fleet: SyntheticFleet, begins: float, ends: float) -> None:
     """Roll out about once a day."""
     for at in _random_times(fleet.rng, begins, ends, 1):
-        fleet.roll_pods(at)
+        if not fleet.has_changed_since(at):
+            fleet.roll_pods(at)
 
 
 def keep_pods(_fleet: SyntheticFleet, _begins: float, _ends: float) -> None:
@@ -170,20 +176,24 @@ KINDS = {"rolled": HistoryKind(roll_out_often, 0.0, 32), "skewed": HistoryKind(k
 
 
 def generate_history(
-    number: int, seed: int, hours: float, *, largest: int = 0, kind: HistoryKind | None = None
+    number: int,
+    seed: int,
+    hours: float,
+    *,
+    largest: int = 0,
+    kind: HistoryKind | None = None,
+    rates: RecordedRates | None = None,
 ) -> GroupHistory:
     """Return the history of a group; group 0 has `largest` queues, unless that is 0.
 
-    A `kind` replaces some values after they were drawn: so the other random values are the same as without it.
+    A `kind` replaces some values after they were drawn: so the other random values are the same as without it. With
+    `rates`, messages arrive as in recorded traces, and the group's namespace says so.
     """
     rng = np.random.default_rng((seed, number))
-    name = f"group-{number:05d}"
-    group = f"team-{number % 97}/{name}"
     is_largest = largest and number == 0
     random_count = largest if is_largest else int(rng.choice([4, 8, 8, 16, 16, 32, 64]))
     count = kind.queues if kind else random_count
-    queues = tuple(sorted(Queue(name, f"broker-{'ab'[index % 2]}", index // 2) for index in range(count)))
-    fleet = SyntheticFleet(rng, group)
+    fleet = SyntheticFleet(rng, generated_group_name(number, has_recorded_rates=rates is not None))
     is_large = count >= LARGE_GROUP_QUEUES
     fleet.start_pods(LARGE_GROUP_PODS if is_large else min(int(rng.integers(2, 9)), max(2, count)))
     fleet.record_change(START_SECONDS)
@@ -194,15 +204,23 @@ def generate_history(
     if kind:
         scenario = kind.scenario
         skew = kind.skew
-    arrivals = _arrivals(rng, count, hours, skew)
-    scenario(fleet, START_SECONDS, START_SECONDS + len(arrivals) * STEP_SECONDS)
-    return build_fleet_history(fleet, queues, policy, arrivals)
+    steps = max(1, int(np.ceil(hours * 3600 / STEP_SECONDS)))
+    if rates is None:
+        traffic = _synthetic_traffic(rng, f"group-{number:05d}", count, steps, skew)
+    else:
+        traffic = generate_traffic(rng, rates, count, skew, begins=START_SECONDS, steps=steps)
+    scenario(fleet, START_SECONDS, START_SECONDS + steps * STEP_SECONDS)
+    return build_fleet_history(fleet, traffic, policy, sizing_quantile=1.0 if rates is None else USUAL_PEAK_QUANTILE)
 
 
 def build_fleet_history(
-    fleet: SyntheticFleet, queues: tuple[Queue, ...], policy: PolicySpec, arrivals: Rates
+    fleet: SyntheticFleet, traffic: GeneratedTraffic, policy: PolicySpec, *, sizing_quantile: float = 1.0
 ) -> GroupHistory:
-    """Return the history of a fleet. It starts settled; a member's capacity is 1.5 times what it needs at peak."""
+    """Return the history of a fleet. It starts settled; a member's capacity is 1.5 times what it needs at peak.
+
+    The peak is that of all steps but the highest, of which a fraction of 1 - `sizing_quantile` is ignored.
+    """
+    queues, arrivals = traffic
     group = fleet.group
     _, first = fleet.changes[0]
     ends = START_SECONDS + len(arrivals) * STEP_SECONDS
@@ -217,7 +235,8 @@ def build_fleet_history(
     )
     routes = frozenset(queues)
     changes = [Change(at, members, routes, policy) for at, members in sorted(fleet.changes, key=lambda pair: pair[0])]
-    peak = max(float(arrivals.sum(axis=1).max()) / len(first), float(arrivals.max()))
+    peak_of_group = float(np.quantile(arrivals.sum(axis=1), sizing_quantile))
+    peak_of_queue = float(np.quantile(arrivals, sizing_quantile, axis=0).max())
     return GroupHistory(
         group=group,
         spec=planner_spec(group, queues, "Concurrent"),
@@ -228,18 +247,18 @@ def build_fleet_history(
         queues=queues,
         arrivals=arrivals,
         lag=np.zeros(len(queues)),
-        capacity=1.5 * peak,
+        capacity=1.5 * max(peak_of_group / len(first), peak_of_queue),
     )
 
 
-def _arrivals(rng: np.random.Generator, count: int, hours: float, skew: float) -> Rates:
-    """Return the message rates by step and queue: skewed between queues, higher by day, with 10 % noise."""
-    steps = max(1, int(np.ceil(hours * 3600 / STEP_SECONDS)))
+def _synthetic_traffic(rng: np.random.Generator, topic: str, count: int, steps: int, skew: float) -> GeneratedTraffic:
+    """Return the queues of a topic, with rates that are skewed between queues and higher by day, with 10 % noise."""
+    queues = tuple(sorted(Queue(topic, f"broker-{'ab'[index % 2]}", index // 2) for index in range(count)))
     mean_rates = rng.lognormal(1.0, skew, count)
     by_day = 0.4 + np.array([_day_factor(START_SECONDS + step * STEP_SECONDS) for step in range(steps)])
     noise = rng.uniform(0.9, 1.1, (steps, count))
     arrivals: Rates = by_day[:, None] * mean_rates[None, :] * noise
-    return arrivals
+    return GeneratedTraffic(queues, arrivals)
 
 
 def _day_factor(at: float) -> float:

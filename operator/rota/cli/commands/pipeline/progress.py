@@ -25,9 +25,9 @@ class Progress:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         wait = 0.0 if is_terminal else self._quiet_until - time.monotonic()
         if wait <= 0:
-            _print_step(step)
+            print_note(step)
             return
-        self.pending_timer = Timer(wait, _print_step, (step,))
+        self.pending_timer = Timer(wait, print_note, (step,))
         self.pending_timer.daemon = True  # the process does not wait for it at its end
         self.pending_timer.start()
 
@@ -42,7 +42,8 @@ class Progress:
             self.pending_timer.cancel()
 
 
-def _print_step(step: str) -> None:
+def print_note(text: str) -> None:
+    """Print a line on standard error."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
-            print(f"rota: {sanitize_line(step)}", file=sys.stderr, flush=True)  # noqa: T201 - this module prints
+            print(f"rota: {sanitize_line(text)}", file=sys.stderr, flush=True)  # noqa: T201 - this module prints

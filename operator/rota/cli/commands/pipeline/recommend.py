@@ -2,24 +2,27 @@
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rota.cli.commands.pipeline.output_paths import is_simulation
+from rota.cli.commands.pipeline.opened_lake import OpenedLake
 from rota.cli.commands.pipeline.progress import Progress
-from rota.cli.commands.pipeline.simulate import check_simulated, read_simulation, run_simulation
+from rota.cli.commands.pipeline.simulate import read_histories, run_simulation
 from rota.cli.console.formatting import print_line
 from rota.cli.console.inputs import read_text
+from rota.cli.console.output import print_table
 from rota.pipeline.recommend.cost_weights import CostWeights, parse_weights
 from rota.sentences import pluralize
 from rota.spec import PolicySpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+    from rota.pipeline.recommend.backtest import BacktestSummary
+    from rota.pipeline.replay.job import Simulation
+    from rota.pipeline.report.earlier_advice import EarlierAdvice
     from rota.pipeline.report.report_data import Findings
 
 
@@ -28,57 +31,110 @@ def read_weights(file: str | None) -> CostWeights:
     return CostWeights() if file is None else parse_weights(read_text(file), file)
 
 
-def check_simulation(source: str, policies: Mapping[str, PolicySpec], days: int | None) -> None:
-    """If the source is a simulation, raise ValueError for options or policies that do not match it."""
-    if not is_simulation(Path(source)):
-        return
-    if days:
-        finished = f"{source} is a finished simulation: use --days with simulate"
-        raise ValueError(f"--days works with a journal or a lake; {finished}")
-    check_simulated(Path(source), policies)
+def check_base_urls(page_url: str | None, board_url: str | None) -> None:
+    """Raise ValueError if one of the URLs for the report's links is no base URL."""
+    from rota.pipeline.report.outputs import ReportExtras, check_links
+
+    check_links(ReportExtras(page_url, board_url))
 
 
 def recommend(
     spark: "SparkSession",
     progress: Progress,
     *,
-    source: str,
+    opened: OpenedLake,
     policies: Mapping[str, PolicySpec],
     to: str,
     days: int | None,
     **options: Any,
 ) -> None:
-    """Simulate unless the source is a simulation, write the report and tables to a folder, and print the summary.
+    """Simulate, write the marts and the report's folder, and print the summary.
 
-    `options` holds the cost weights, the least gain in percent that justifies a change, and the number of groups with
-    plots.
+    `options` holds the cost weights, the least gain in percent that justifies a change, the number of groups with
+    plots, the URLs for links, and whether to test the advice.
     """
-    from rota.pipeline.report.outputs import REPORT_FILE, write_recommendation
+    from rota.pipeline.report.outputs import REPORT_FILE
 
+    earlier = read_earlier_advice(spark, opened)
+    histories = read_histories(spark, progress, opened, days)
+    simulation = run_simulation(progress, histories, policies, opened)
+    report_data = write_report(
+        progress, histories, simulation, policies, opened=opened, earlier=earlier, to=to, **options
+    )
+    opened.publish()
+    _print_summary(report_data)
+    if report_data.backtest is not None:
+        _print_backtest(report_data.backtest)
     folder = Path(to)
-    is_simulated = is_simulation(Path(source))
-    if is_simulated:
-        progress(f"reading {source}")
-        simulation = read_simulation(spark, Path(source))
-    else:
-        simulation = run_simulation(spark, progress, policies, folder, source=source, days=days)
-    progress(f"comparing costs, and writing {folder}")
-    report_data = write_recommendation(
-        simulation.results,
-        simulation.series,
+    print_line(f"The report is {folder / REPORT_FILE}; the manifests are in {folder / 'policies'}")
+
+
+def write_report(
+    progress: Progress,
+    histories: "DataFrame",
+    simulation: "Simulation",
+    policies: Mapping[str, PolicySpec],
+    *,
+    opened: OpenedLake,
+    earlier: "EarlierAdvice | None",
+    to: str,
+    **options: Any,
+) -> "Findings":
+    """Write the marts costs and chosen, and the report's folder; return the report's data.
+
+    If advice is to be tested, write the mart backtest, too.
+    """
+    from rota.pipeline.report.outputs import ReportExtras, write_recommendation
+
+    min_gain = options["least_gain"] / 100
+    backtest = None
+    if options["backtest"]:
+        progress("testing advice on the second half of each history")
+        backtest = _run_backtest(histories, policies, options["weights"], min_gain, opened)
+    progress(f"comparing costs, and writing {to}")
+    return write_recommendation(
+        simulation,
         policies,
-        folder,
+        Path(to),
         time.time(),
         weights=options["weights"],
-        min_gain=options["least_gain"] / 100,
+        min_gain=min_gain,
         max_plots=options["top"],
+        write_table=opened.write,
+        extras=ReportExtras(options["page_url"], options["board_url"], earlier, backtest),
     )
-    # The report in another folder is not about the tables of an earlier simulation there, so remove those.
-    if is_simulated and folder.resolve() != Path(source).resolve():
-        for name in ("results", "series"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-    _print_summary(report_data)
-    print_line(f"The report is {folder / REPORT_FILE}; the manifests are in {folder / 'policies'}")
+
+
+def read_earlier_advice(spark: "SparkSession", opened: OpenedLake) -> "EarlierAdvice | None":
+    """Return the recommendations in the opened snapshot, which this command may replace; None if it has none."""
+    from rota.pipeline.report.earlier_advice import EarlierAdvice
+    from rota.pipeline.report.outputs import CHOSEN_TABLE
+
+    published = opened.published_at(CHOSEN_TABLE)
+    return EarlierAdvice(opened.read(spark, CHOSEN_TABLE), published.timestamp()) if published else None
+
+
+def _run_backtest(
+    histories: "DataFrame",
+    policies: Mapping[str, PolicySpec],
+    weights: CostWeights,
+    min_gain: float,
+    opened: OpenedLake,
+) -> "DataFrame":
+    """Test advice on each history, write the mart backtest, and return it as it was written."""
+    from rota.pipeline.recommend.backtest_job import backtest_histories
+
+    return opened.write("marts/backtest", backtest_histories(histories, policies, weights, min_gain))
+
+
+def _print_backtest(summary: "BacktestSummary") -> None:
+    """Print what each choice of policies would have cost, and how good advice would have been."""
+    from rota.pipeline.report.backtest_section import backtest_table, describe_backtest
+
+    if summary.groups:
+        print_table(backtest_table(summary))
+    for sentence in describe_backtest(summary):
+        print_line(sentence)
 
 
 def _print_summary(findings: "Findings") -> None:

@@ -1,92 +1,97 @@
-"""`rota pipeline rollup` and `timeline`: their tables and output files."""
+"""`rota pipeline rollup` and `timeline`: their marts, and what they print."""
 
 import json
-from datetime import UTC
-from pathlib import Path
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 from pyspark.sql.functions import col, lit, to_date
 
+from rota.cli.commands.history import ROLLUP, printed_row
+from rota.cli.commands.pipeline.opened_lake import OpenedLake
 from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
-from rota.pipeline.history.audit import OPERATOR_ERRORS, intervals, violations
-from rota.pipeline.history.ownership import build_account
-from rota.pipeline.history.rollup import compute_rollup
-from rota.pipeline.ingest.facts import first_day, load_source
-from rota.pipeline.report.formatting import format_value
+from rota.pipeline.history.audit import OPERATOR_ERRORS
+from rota.pipeline.history.tables import compute_audit, compute_rollup, select_intervals, select_violations
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-_PRINTED_COLUMNS = (
-    "group",
-    "hour",
-    "moved_queues",
-    "forced_queues",
-    "unowned_queue_seconds",
-    "lag_p99",
-    "delay_p99",
-    "complete",
-)
-MAX_PRINTED_ROWS = 10_000  # maximum number of printed rows; more need --to
+MAX_PRINTED_ROWS = 10_000
 
 
 def rollup(
-    spark: "SparkSession", progress: Progress, *, source: str, to: str | None, days: int | None, output: str
+    spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
-    """Print or write the hourly metrics of each group."""
-    progress(f"reading {source}")
-    since = first_day(source, days) if days else None
+    """Write the hourly metrics of each group, and print them."""
+    written = write_rollup(spark, progress, opened, days)
+    opened.publish()
+    _print_rollup(_collect_rows(written.drop("date").orderBy("group", "hour")), output)
+
+
+def write_rollup(spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None) -> "DataFrame":
+    """Write the mart rollup, or only its last days, and return the rows of these days."""
+    progress("reading the history")
+    since = opened.first_day(days)
     # Include the day before: it shows the owners at the start of the first hour.
-    frame = compute_rollup(load_source(spark, source, days + 1 if days else None))
+    frame = compute_rollup(opened.read_history(spark, since - timedelta(days=1) if since else None))
     if since:
         frame = frame.where(col("hour") >= lit(since))
-    progress("rolling up, and writing" if to else "rolling up")
-    if to:
-        overwrite_mode = "dynamic" if since else "static"  # replace only those days, or all
-        writer = frame.withColumn("date", to_date("hour")).write.mode("overwrite")
-        writer.option("partitionOverwriteMode", overwrite_mode).partitionBy("date").parquet(to)
-        return
-    rows = _collect_rows(frame.orderBy("group", "hour"))
-    print_value(rows, output, lambda: print_table(list(map(_printed_columns, rows))))
+    progress("rolling up, and writing")
+    dated = frame.withColumn("date", to_date("hour"))
+    written = opened.write(ROLLUP, dated, opened.days_since(since))
+    return written.where(col("date") >= lit(since)) if since else written
 
 
-def _printed_columns(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: format_value(row[name]) for name in _PRINTED_COLUMNS}
+def _print_rollup(rows: list[dict[str, Any]] | None, output: str) -> None:
+    if rows is None:
+        _refuse_rows(ROLLUP, output)
+    else:
+        print_value(rows, output, lambda: print_table(list(map(printed_row, rows))))
 
 
 def timeline(
-    spark: "SparkSession", progress: Progress, *, source: str, to: str | None, days: int | None, output: str
+    spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
-    """Print violations of ownership, write all intervals with --to, and exit with 1 if the operator was wrong."""
-    progress(f"reading {source}")
-    facts = load_source(spark, source, days)
-    ownership = build_account(facts)
-    found_violations = violations(facts, ownership)
-    progress("computing owners" + (", and writing" if to else ""))
-    if to:
-        _write_table(intervals(facts, ownership), str(Path(to) / "intervals"))
-        _write_table(found_violations, str(Path(to) / "violations"))
-    worst = col("kind").isin(*OPERATOR_ERRORS).desc()
-    rows = _collect_rows(found_violations.orderBy(worst, "group", "since", "topic", "broker", "queue"))
-    print_value(rows, output, lambda: print_table(rows) if rows else print_line("No violations of queue ownership"))
-    if rows and rows[0]["kind"] in OPERATOR_ERRORS:
+    """Write all intervals and violations of ownership, print the latter, and exit with 1 if the operator was wrong."""
+    found_violations = write_audit(spark, progress, opened, days)
+    opened.publish()
+    worst = col("kind").isin(*OPERATOR_ERRORS)
+    rows = _collect_rows(found_violations.orderBy(worst.desc(), "group", "since", "topic", "broker", "queue"))
+    if rows is None:
+        _refuse_rows("marts/violations", output)
+    else:
+        print_value(rows, output, lambda: print_table(rows) if rows else print_line("No violations of queue ownership"))
+    if rows is None:
+        is_wrong = found_violations.where(worst).limit(1).count() > 0
+    else:
+        is_wrong = any(row["kind"] in OPERATOR_ERRORS for row in rows)
+    if is_wrong:
         raise click.exceptions.Exit(1)
 
 
-def _write_table(frame: "DataFrame", to: str) -> None:
-    frame.write.mode("overwrite").parquet(to)  # output_paths has checked the existing files
+def write_audit(spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None) -> "DataFrame":
+    """Write the marts intervals and violations, and return the latter."""
+    progress("reading the history")
+    audit = compute_audit(opened.read_history(spark, opened.first_day(days))).persist()
+    progress("computing owners, and writing")
+    opened.write("marts/intervals", select_intervals(audit))
+    return opened.write("marts/violations", select_violations(audit))
 
 
-def _collect_rows(frame: "DataFrame") -> list[dict[str, Any]]:
-    """Return rows as JSON values, with times in UTC; raise ValueError if there are too many to print."""
+def _refuse_rows(table: str, output: str) -> None:
+    """Say that there are too many rows to print; raise ValueError if a program waits for them."""
+    problem = f"{table} has more than {MAX_PRINTED_ROWS:,} rows, too many to print; read the table"
+    if output != "table":
+        raise ValueError(problem)
+    print_line(problem)
+
+
+def _collect_rows(frame: "DataFrame") -> list[dict[str, Any]] | None:
+    """Return rows as JSON values, with times in UTC; None if there are too many to print."""
     rows = frame.limit(MAX_PRINTED_ROWS + 1).collect()
-    if len(rows) > MAX_PRINTED_ROWS:
-        problem = f"There are more than {MAX_PRINTED_ROWS:,} rows, too many to print"
-        raise ValueError(f"{problem}; use --to to write them to a folder")
-    return list(map(_to_json_values, rows))
+    return None if len(rows) > MAX_PRINTED_ROWS else list(map(_to_json_values, rows))
 
 
 def _to_json_values(row: "Row") -> dict[str, Any]:

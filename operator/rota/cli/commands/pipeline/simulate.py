@@ -2,46 +2,45 @@
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
-import shutil
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from rota.cli.commands.pipeline.opened_lake import OpenedLake
 from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.formatting import print_line
 from rota.cli.console.inputs import YamlDocument, display_name, load_documents, of_kind, split_list
 from rota.cli.console.output import print_table, print_value
 from rota.model import single_line
+from rota.object_store import ObjectStore
 from rota.pipeline.common.names import is_manifest_name
 from rota.sentences import pluralize
-from rota.spec import PolicySpec, parse_policy, policy_body
+from rota.spec import PolicySpec, parse_policy
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from rota.pipeline.replay.job import Simulation
-
-# The simulated policies; Spark ignores names that start with an underscore.
-SIMULATED_POLICIES_FILE = "results/_policies.json"
+    from rota.pipeline.synthetic.rates import RecordedRates
 
 
 def simulate(
     spark: "SparkSession",
     progress: Progress,
     *,
-    source: str,
+    opened: OpenedLake,
     policies: Mapping[str, PolicySpec],
-    to: str,
     days: int | None,
     output: str,
+    **_: Any,
 ) -> None:
     """Simulate, write the results, and print a line for each policy."""
     from rota.pipeline.report.report_data import count_problems, sum_by_policy
 
-    results = run_simulation(spark, progress, policies, Path(to), source=source, days=days).results
+    histories = read_histories(spark, progress, opened, days)
+    results = run_simulation(progress, histories, policies, opened).results
+    opened.publish()
     lines = [line.asDict() for line in sum_by_policy(results).collect()]
     problem_rows = count_problems(results).collect()
     problems: defaultdict[str, list[str]] = defaultdict(list)
@@ -67,76 +66,54 @@ def _print_results(lines: list[dict[str, Any]], problem_rows: "list[Row]") -> No
     print_line(f"{sums}; lag_mean is the sum of the groups' means, imbalance their mean")
 
 
-def run_simulation(
-    spark: "SparkSession",
-    progress: Progress,
-    policies: Mapping[str, PolicySpec],
-    to: Path,
-    *,
-    source: str,
-    days: int | None,
-) -> "Simulation":
-    """Simulate, write results/ and series/ into a folder, and return them as read from there."""
-    from rota.pipeline.ingest.facts import load_source
-    from rota.pipeline.replay.job import build_histories, persist_on_disk, replay_histories
+def read_histories(spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None) -> "DataFrame":
+    """Return the history of each group, persisted."""
+    from rota.pipeline.replay.job import build_histories, persist_on_disk
 
-    progress(f"reading {source}")
-    histories = persist_on_disk(build_histories(load_source(spark, source, days)))
+    progress("reading the history")
+    return persist_on_disk(build_histories(opened.read_history(spark, opened.first_day(days))))
+
+
+def run_simulation(
+    progress: Progress, histories: "DataFrame", policies: Mapping[str, PolicySpec], opened: OpenedLake
+) -> "Simulation":
+    """Simulate, write the marts results and series, and return them as they were written."""
+    from rota.pipeline.replay.job import Simulation, replay_histories
+
     groups = histories.count()
     tried = f"{len(policies) + 1} policies (recorded is one of them)"
     progress(f"simulating {pluralize(groups, 'group')} \N{MULTIPLICATION SIGN} {tried}")
     simulation = replay_histories(histories, policies)
-    # `results` is removed first and written last, so a complete one proves that `series` is complete and belongs to it.
-    shutil.rmtree(to / "results", ignore_errors=True)
-    simulation.series.write.mode("overwrite").parquet(str(to / "series"))
-    progress(f"writing {to / 'results'}")
-    simulation.results.write.mode("overwrite").parquet(str(to / "results"))
-    (to / SIMULATED_POLICIES_FILE).write_bytes(_bodies_of(policies))
-    return read_simulation(spark, to)
-
-
-def check_simulated(folder: Path, policies: Mapping[str, PolicySpec]) -> None:
-    """Raise ValueError for an incomplete simulation, or policies that differ from the simulated ones."""
-    incomplete = ValueError(f"{folder} contains no complete simulation; run `rota pipeline simulate` again")
-    if not all((folder / name).exists() for name in ("results/_SUCCESS", "series/_SUCCESS", SIMULATED_POLICIES_FILE)):
-        raise incomplete
-    try:
-        simulated = msgspec.json.decode((folder / SIMULATED_POLICIES_FILE).read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise incomplete from None
-    requested = msgspec.json.decode(_bodies_of(policies))
-    for name, body in requested.items():
-        if body != simulated.get(name):
-            raise ValueError(f"Policy {name} was not simulated, or has changed since; simulate again")
-    for name in sorted(simulated.keys() - requested.keys()):
-        raise ValueError(f"Policy {single_line(name, 60)} was simulated, but is missing in --policies; add its file")
-
-
-def _bodies_of(policies: Mapping[str, PolicySpec]) -> bytes:
-    return msgspec.json.encode({name: policy_body(policy) for name, policy in policies.items()})
-
-
-def read_simulation(spark: "SparkSession", folder: Path) -> "Simulation":
-    """Return the tables that a simulation wrote into a folder."""
-    from rota.pipeline.common.schemas import RESULTS, SERIES
-    from rota.pipeline.replay.job import Simulation
-
-    results = spark.read.schema(RESULTS).parquet(str(folder / "results"))
-    return Simulation(results, spark.read.schema(SERIES).parquet(str(folder / "series")))
+    series = opened.write("marts/series", simulation.series)
+    progress("writing the results")
+    return Simulation(opened.write("marts/results", simulation.results), series)
 
 
 def _round_values(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def generate(spark: "SparkSession", progress: Progress, *, to: str, output: str, **options: Any) -> None:
-    """Write a synthetic journal, and print its size."""
+def generate(
+    spark: "SparkSession", progress: Progress, *, journal: ObjectStore, output: str, to: str, **options: Any
+) -> None:
+    """Write a synthetic journal into a lake, and print its size."""
     from rota.pipeline.synthetic.generate import generate_journal
 
     progress(f"generating {pluralize(options['groups'], 'group')} in {to}")
-    [row] = generate_journal(spark, to=Path(to), **options).collect()
+    [row] = generate_journal(spark, journal=journal, **options).collect()
     counts = row.asDict()
     print_value(counts, output, lambda: print_table([counts]))
+
+
+def read_recorded_rates(file: str | None, scale: float | None) -> "RecordedRates | None":
+    """Return the message rates of a file, times a scale (1 by default); None: rates are generated."""
+    from rota.pipeline.synthetic.rates import read_rates
+
+    if file is None:
+        if scale is not None:
+            raise ValueError("--scale multiplies recorded rates; name their file by --rates, too")
+        return None
+    return read_rates(Path(file), 1.0 if scale is None else scale)
 
 
 def read_policies(files: str) -> dict[str, PolicySpec]:

@@ -1,20 +1,19 @@
-"""Translates Spark errors that a user can fix into one sentence; any other error is a bug in Rota."""
+"""Translates errors that a user can fix into one sentence: of Spark and of object stores. Others are bugs in Rota."""
 
 import re
 from typing import Any
 
+from rota.object_store import StoreError
+
 _USER_ERRORS = [  # a pattern in the error text, and the sentence for the user
     (r"OutOfMemoryError|Java heap space", "Spark has too little memory; set ROTA_SPARK_MEMORY to more, such as 4g"),
-    (r"Encountered error while reading file (?:file:/*)?(?P<detail>/[^\n]*?)\.\s",
-     "{detail} cannot be read: the file is damaged or has another format; recreate its table"),
-    (r"CANNOT_LOAD_STATE_STORE|/(?P<detail>_checkpoint/state)\b",
-     "The lake's _checkpoint is damaged; recreate the lake in another folder"),
+    (r"rota\.object_store\.interface\.StoreError: (?P<detail>[^\n]*)", "{detail}"),
+    (r"Encountered error while reading file (?:file:/*(?=/))?(?P<detail>\S*?/[^\n]*?)\.\s",
+     "{detail} cannot be read: the file is damaged or missing; read an older snapshot, or recreate the lake"),
     (r"(?P<detail>(?:Mkdirs failed to create|Parent path is not a directory)[^\n(]*|\[Errno \d+\] [^\n]*)",
-     "A folder cannot be written: {detail}; name another --to"),
+     "A folder cannot be written: {detail}; name another one"),
     (r"(?P<detail>[^\n:]*: Permission denied|No space left on device|Read-only file system|Disk quota exceeded)",
-     "Spark cannot write: {detail}; free disk space or correct the permissions, or name another --to"),
-    (r"\[INVALID_PARTITION_VALUE\] (?P<detail>[^\n.]*)",
-     "A partition folder has an invalid date: {detail}; recreate the lake"),
+     "Spark cannot write: {detail}; free disk space or correct the permissions, or name another folder"),
     (r"JAVA_GATEWAY_EXITED", "Java exited before Spark started; see the reason above. Spark needs Java 17 or later"),
 ]  # fmt: skip
 _MAX_CAUSES = 20
@@ -22,6 +21,8 @@ _MAX_CAUSES = 20
 
 def describe_user_error(error: Exception) -> str | None:
     """Return the sentence for the user; None if only developers can fix the error, or Rota raised it."""
+    if isinstance(error, StoreError):
+        return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}"
     if type(error).__module__.partition(".")[0] not in {"pyspark", "py4j"}:

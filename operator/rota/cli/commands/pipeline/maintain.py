@@ -1,0 +1,48 @@
+"""`rota pipeline maintain`: upkeep of a lake without Spark, and what it prints."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from rota.cli.commands.pipeline.opened_lake import JOURNAL, open_lake
+from rota.cli.console.formatting import print_line
+from rota.cli.console.output import print_table, print_value
+from rota.object_store import open_store
+from rota.pipeline.lake.upkeep.maintenance import Maintenance, MaintenanceSummary
+from rota.sentences import join_names, pluralize
+
+_MEBIBYTE = 2**20
+
+
+def maintain(
+    uri: str, journal: str | None, output: str, *, keep_days: int | None, snapshot_days: int, is_optional: bool
+) -> None:
+    """Maintain a lake, and print what was done; an optional lake need not have a snapshot."""
+    lake = open_lake(uri)
+    store = open_store(journal or f"{lake.uri}/{JOURNAL}")
+    maintenance = Maintenance(lake, store, datetime.now(UTC), keep_days=keep_days, snapshot_days=snapshot_days)
+    if is_optional and not lake.snapshots.numbers():
+        print_line(f"{lake.uri} has no snapshot yet")
+        return
+    summary = maintenance.run()
+    print_value(asdict(summary), output, lambda: _print_summary(lake.uri, summary))
+
+
+def _print_summary(uri: str, summary: MaintenanceSummary) -> None:
+    print_table(
+        [
+            {
+                "table": name,
+                "compacted": "yes" if upkeep.compacted else "no",
+                "deleted days": upkeep.deleted_days,
+                "removed files": upkeep.removed_files,
+                "freed MiB": f"{upkeep.freed_bytes / _MEBIBYTE:.1f}",
+            }
+            for name, upkeep in summary.tables.items()
+            if upkeep.is_changed
+        ]
+    )
+    segments = pluralize(summary.deleted_segments, "segment")
+    print_line(f"Deleted {segments} of the journal, and {pluralize(summary.removed_snapshots, 'expired snapshot')}")
+    if summary.skipped:
+        print_line(f"Other commands write {join_names(summary.skipped)}: the next maintenance continues there")
+    print_line(f"The newest snapshot of {uri} is {summary.snapshot}")

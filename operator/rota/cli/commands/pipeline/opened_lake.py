@@ -1,0 +1,147 @@
+"""A lake as the commands of `rota pipeline` use it: they read one snapshot, write marts, and publish these together."""
+
+from collections.abc import Collection
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rota.cli.commands.pipeline.output_paths import check_own_folder, check_writable
+from rota.cli.commands.pipeline.progress import print_note
+from rota.object_store import FOLDER_SCHEME, ObjectStore, open_store, parse_location
+from rota.object_store.segments import segment_hour
+from rota.pipeline.ingest.facts import check_history, first_day, read_days, read_facts
+from rota.pipeline.lake.snapshots import LakeSnapshot
+from rota.pipeline.lake.tables import Lake
+from rota.pipeline.report.outputs import persist_table
+from rota.pipeline.synthetic.generate import check_empty
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from rota.pipeline.ingest.facts import Facts
+
+JOURNAL = "journal"  # folder of the lake
+GAP = "lake/gap"
+EXAMPLE_SEGMENT = "date=2026-11-21/08-NAME.jsonl.gz"
+
+
+class OpenedLake:
+    """A lake and the snapshot that a command reads.
+
+    Only a command that reads the newest snapshot writes marts: others would replace newer results by older ones.
+    """
+
+    def __init__(self, lake: Lake, snapshot: LakeSnapshot, *, is_newest: bool) -> None:
+        self.lake = lake
+        self.snapshot = snapshot
+        self._is_newest = is_newest
+        self._versions: dict[str, int] = {}  # of the marts that were written and not published yet
+        self.rows: dict[str, int] = {}  # number of written rows, by mart
+
+    def read_history(self, spark: "SparkSession", since: date | None) -> "Facts":
+        """Return the records of the day `since` and later days, or all."""
+        return read_facts(spark, self.lake, self.snapshot, since)
+
+    def read(self, spark: "SparkSession", name: str) -> "DataFrame":
+        """Return the rows of a table in the snapshot, without those that this command writes."""
+        return self.lake.read(spark, self.snapshot, name)
+
+    def published_at(self, name: str) -> datetime | None:
+        """Return when a table of the snapshot was published; None if the snapshot lacks the table."""
+        return self.lake.snapshots.published_at(self.snapshot, name)
+
+    def first_day(self, days: int | None) -> date | None:
+        """Return the first of the history's last days; None: its first one."""
+        return first_day(self.lake, self.snapshot, days) if days else None
+
+    def days_since(self, since: date | None) -> Collection[date] | None:
+        """Return the days of the history from a day on; None: all."""
+        if since is None:
+            return None
+        return [day for day in read_days(self.lake, self.snapshot) if day >= since]
+
+    def write(self, name: str, rows: "DataFrame", dates: Collection[date] | None = None) -> "DataFrame":
+        """Replace the rows of a mart, or those of some dates, and return the new rows."""
+        if not self._is_newest:
+            return persist_table(name, rows)
+        table = self.lake.table(name)
+        version, self.rows[name] = table.replace(rows, dates)
+        if version is not None:
+            self._versions[name] = version
+        return table.read(rows.sparkSession, version)
+
+    def count_gaps(self, days: int | None) -> int:
+        """Return the number of records of lost records, of the history's last days or of all."""
+        return self.lake.table(GAP).count(self.snapshot.version(GAP), self.first_day(days))
+
+    def publish(self) -> LakeSnapshot:
+        """Publish the marts that were written since the last call in one snapshot; return the newest snapshot."""
+        if not self._is_newest:
+            newer = "the marts are of the newest one, and stay as they are"
+            print_note(f"nothing is written to the lake: snapshot {self.snapshot.number} is an older one; {newer}")
+        elif self._versions:
+            published = self.lake.snapshots.publish(self.snapshot, self._versions)
+            self._versions = {}
+            print_note(f"published snapshot {published.number} of {self.lake.uri}")
+            return published
+        return self.snapshot
+
+
+class NothingToReadError(Exception):
+    """There is no journal or no history yet; the text is a sentence for users."""
+
+
+def open_lake(uri: str) -> Lake:
+    """Return a lake; raise ValueError if its folder has the former layout, or other files."""
+    lake = Lake(uri)
+    location = parse_location(lake.uri)
+    if location.scheme == FOLDER_SCHEME:
+        check_own_folder(Path(location.path))
+    return lake
+
+
+def open_lake_to_write(uri: str) -> Lake:
+    """Return a lake; raise ValueError if its folder cannot be created or written, or is not that of a lake."""
+    location = parse_location(uri)
+    if location.scheme == FOLDER_SCHEME:
+        check_writable("The lake", Path(location.path), uri)
+    return open_lake(uri)
+
+
+def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> OpenedLake:
+    """Choose the snapshot that a command reads, and print it; raise ValueError if it has no records."""
+    newest = lake.snapshots.latest()
+    if not newest.number:
+        ingest = f"`rota pipeline ingest {lake.uri}` makes one from a journal"
+        raise NothingToReadError(f"{lake.uri} has no snapshot yet; {ingest}")
+    snapshot = lake.snapshot(number, as_of)
+    check_history(lake, snapshot)
+    created_at = snapshot.created_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    print_note(f"reading snapshot {snapshot.number} of {lake.uri}, published {created_at}")
+    return OpenedLake(lake, snapshot, is_newest=snapshot.number == newest.number)
+
+
+def open_journal(lake: Lake, uri: str | None) -> ObjectStore:
+    """Return the store of a journal, by default that in the lake."""
+    journal = open_store(uri or f"{lake.uri}/{JOURNAL}")
+    if any(segment_hour(listed.key) for listed in journal.list_objects()):
+        return journal
+    raise NothingToReadError(f"{journal.uri} contains no segment of a journal, such as {EXAMPLE_SEGMENT}")
+
+
+def open_journal_of_run(lake: Lake, uri: str | None) -> ObjectStore | None:
+    """Return the store of a journal; None if it is empty and the lake has a history, as after its retention."""
+    try:
+        return open_journal(lake, uri)
+    except NothingToReadError as error:
+        if not lake.snapshots.numbers():
+            raise
+        print_note(f"{error}: nothing is ingested")
+        return None
+
+
+def open_new_journal(lake_uri: str) -> ObjectStore:
+    """Return the store of a lake's journal, which is to be written; raise ValueError if it is not empty."""
+    journal = open_store(f"{open_lake_to_write(lake_uri).uri}/{JOURNAL}")
+    check_empty(journal)
+    return journal

@@ -1,0 +1,74 @@
+"""What a run has done and found, as values for programs and as text."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rota.cli.console.formatting import print_line
+from rota.cli.console.output import print_table
+from rota.pipeline.history.audit import OPERATOR_ERRORS, ViolationKind
+from rota.sentences import pluralize
+
+SECONDS_DECIMALS = 1
+
+
+@dataclass
+class RunSummary:
+    """Rows, durations and findings of a run; its steps fill it."""
+
+    lake: str
+    read_snapshot: int = 0
+    published_snapshot: int = 0
+    segments: int = 0
+    rows: dict[str, int] = field(default_factory=dict)  # written, by table
+    seconds: dict[str, float] = field(default_factory=dict)  # by step
+    violations: dict[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in ViolationKind})  # by kind
+    gaps: int = 0
+    quarantined_lines: int = 0
+    recommended_changes: int | None = None  # None: no policies were simulated
+
+    @property
+    def operator_errors(self) -> int:
+        """Number of violations that are mistakes of the operator."""
+        return sum(self.violations.get(kind, 0) for kind in OPERATOR_ERRORS)
+
+    @contextmanager
+    def measure(self, step: str) -> Iterator[None]:
+        """Record the duration of a step."""
+        started_at = time.monotonic()
+        yield
+        self.seconds[step] = self.seconds.get(step, 0.0) + time.monotonic() - started_at
+
+    def add_rows(self, rows: Mapping[str, int]) -> None:
+        """Record rows that were written, by table."""
+        self.rows.update(rows)
+
+    def to_value(self) -> dict[str, Any]:
+        """Return the summary for programs."""
+        return {
+            "lake": self.lake,
+            "snapshot": {"read": self.read_snapshot, "published": self.published_snapshot},
+            "segments": self.segments,
+            "rows": self.rows,
+            "seconds": {step: round(seconds, SECONDS_DECIMALS) for step, seconds in self.seconds.items()},
+            "found": {
+                "violations": self.violations,
+                "gaps": self.gaps,
+                "quarantined_lines": self.quarantined_lines,
+                "recommended_changes": self.recommended_changes,
+            },
+        }
+
+    def print_text(self) -> None:
+        """Print the summary for people."""
+        print_table([{"step": step, "seconds": f"{seconds:.1f}"} for step, seconds in self.seconds.items()])
+        print_table([{"table": table, "rows": f"{rows:,}"} for table, rows in self.rows.items() if rows])
+        lines = pluralize(self.quarantined_lines, "line")
+        print_line(f"{pluralize(self.segments, 'new segment')}, {lines} in quarantine, {pluralize(self.gaps, 'gap')}")
+        kinds = ", ".join(f"{kind} {number}" for kind, number in self.violations.items() if number)
+        print_line(f"Violations of queue ownership: {kinds or 'none'}")
+        if self.recommended_changes is not None:
+            print_line(f"Groups for which another policy is recommended: {self.recommended_changes}")
+        print_line(f"The newest snapshot of {self.lake} is {self.published_snapshot}")

@@ -1,0 +1,28 @@
+"""Where a group's history comes from; the namespaces of generated groups tell it."""
+
+from enum import StrEnum
+
+_SYNTHETIC_PREFIX = "synthetic-"
+_RATES_PREFIX = "synthetic-rates-"
+NAMESPACE_COUNT = 97  # namespaces of a generated journal: many groups share one, as in a real cluster
+
+
+class HistorySource(StrEnum):
+    """Source of a group's history."""
+
+    REAL = "real"  # an operator recorded it
+    RATES = "rates"  # generated members; messages arrive at rates that were recorded elsewhere
+    SYNTHETIC = "synthetic"  # generated members and rates
+
+
+def generated_group_name(number: int, *, has_recorded_rates: bool) -> str:
+    """Return namespace and name of a generated group, by which `source_of` knows its source."""
+    prefix = _RATES_PREFIX if has_recorded_rates else _SYNTHETIC_PREFIX
+    return f"{prefix}{number % NAMESPACE_COUNT}/group-{number:05d}"
+
+
+def source_of(group: str) -> HistorySource:
+    """Return the source of a group's history."""
+    if group.startswith(_RATES_PREFIX):
+        return HistorySource.RATES
+    return HistorySource.SYNTHETIC if group.startswith(_SYNTHETIC_PREFIX) else HistorySource.REAL

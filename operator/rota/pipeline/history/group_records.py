@@ -1,0 +1,72 @@
+"""Records of one group, but for its samples of offsets, and the hours in which anything of it was recorded."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from rota.pipeline.history.hours import hour_of
+from rota.pipeline.history.ordering import AssignmentRecord
+from rota.pipeline.history.samples import Integers
+from rota.records import (
+    Fact,
+    HandoverRecord,
+    MembershipRecord,
+    ObeyedRecord,
+    OffsetsRecord,
+    OwnersRecord,
+    PlanRecord,
+    VerdictRecord,
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Records that describe the state of a group at their time; others tell what happened.
+_STATE_RECORDS = (PlanRecord, ObeyedRecord, OwnersRecord, OffsetsRecord, VerdictRecord)
+_Kind = TypeVar("_Kind", bound=Fact)
+
+
+class GroupRecords:
+    """Records of one group."""
+
+    def __init__(self, records: Iterable[Fact] = ()) -> None:
+        self.hours: set[datetime] = set()  # with any record
+        self.recorded_until: datetime | None = None  # time of the last record that describes the state; None: none does
+        self._by_kind: dict[type[Fact], list[Fact]] = {}
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Fact) -> None:
+        """Add a record."""
+        self._by_kind.setdefault(type(record), []).append(record)
+        if isinstance(record, _STATE_RECORDS):
+            self._add_state_time(record.at)
+        self.hours.add(hour_of(record.at))
+
+    def add_state_times(self, at: Integers) -> None:
+        """Add the times, in microseconds since 1970, of records that describe the state."""
+        if len(at):
+            self._add_state_time(to_time(int(at.max())))
+            self.hours.update(hour_of(to_time(hour)) for hour in {*(at // MICROS_PER_HOUR * MICROS_PER_HOUR).tolist()})
+
+    def of_kind(self, kind: type[_Kind]) -> list[_Kind]:
+        """Return the records of a kind."""
+        return self._by_kind.get(kind, [])  # type: ignore[return-value]  # `add` puts each where it belongs
+
+    def assignments(self) -> list[AssignmentRecord]:
+        """Return the records of assignments."""
+        return [
+            *self.of_kind(MembershipRecord),
+            *self.of_kind(PlanRecord),
+            *self.of_kind(HandoverRecord),
+            *self.of_kind(OwnersRecord),
+        ]
+
+    def _add_state_time(self, at: datetime) -> None:
+        self.recorded_until = max(at, self.recorded_until or at)
+
+
+MICROS_PER_HOUR = 3_600_000_000
+
+
+def to_time(micros: int) -> datetime:
+    """Return a time of so many microseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=micros)

@@ -1,0 +1,36 @@
+"""Full hours of the UTC clock, and the periods that they split."""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+HOUR = timedelta(hours=1)
+
+
+class HourPart(NamedTuple):
+    """The part of a period in one hour."""
+
+    hour: datetime
+    seconds: float
+
+
+def hour_of(at: datetime) -> datetime:
+    """Return the start of the hour that contains a time."""
+    return at.replace(minute=0, second=0, microsecond=0)
+
+
+def split_by_hour(since: datetime, until: datetime) -> Iterator[HourPart]:
+    """Split a period at full hours; a period that ends before it starts has no part."""
+    while since < until:
+        hour = hour_of(since)
+        end = min(until, hour + HOUR)
+        yield HourPart(hour, (end - since).total_seconds())
+        since = end
+
+
+def touched_hours(since: datetime, until: datetime) -> Iterator[datetime]:
+    """Yield the hours that a period touches: at least that in which it starts."""
+    hour = hour_of(since)
+    yield hour
+    while (hour := hour + HOUR) <= until:
+        yield hour

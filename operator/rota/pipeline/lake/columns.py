@@ -1,0 +1,78 @@
+"""Comparison of a table's stored columns with those that this version of Rota declares."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from rota.sentences import join_names
+
+
+@dataclass(frozen=True)
+class ColumnDifferences:
+    """How stored columns differ from the declared ones; nested columns are named such as topics.value.ids."""
+
+    missing: list[str] = field(default_factory=list)  # declared, not stored
+    unknown: list[str] = field(default_factory=list)  # stored, not declared
+    conflicting: list[str] = field(default_factory=list)  # such as "lag is double instead of bigint"
+
+    def check_readable(self, table: str) -> None:
+        """Raise ValueError if a column has another type than the declared one."""
+        if self.conflicting:
+            raise ValueError(
+                f"{table} was written by another version of Rota: {join_names(self.conflicting)}; "
+                "use that version, or recreate the lake from the journal"
+            )
+
+    def check_writable(self, table: str) -> None:
+        """Raise ValueError if rows with the declared columns cannot be written."""
+        self.check_readable(table)
+        if self.unknown:
+            raise ValueError(
+                f"{table} has columns that this version of Rota does not know: {join_names(self.unknown)}; "
+                "a newer version has added them: use that one to write"
+            )
+        if self.missing:
+            raise ValueError(f"{table} lacks {join_names(self.missing)}; `rota pipeline ingest` adds missing columns")
+
+
+def compare_columns(declared: StructType, stored: StructType) -> ColumnDifferences:
+    """Return the differences of columns by name; their order and nullability are of no importance."""
+    differences = ColumnDifferences()
+    _compare(declared, stored, "", differences)
+    return differences
+
+
+def fields_to_add(declared: StructType, stored: StructType) -> list[StructField]:
+    """Return the declared columns that are missing, or have missing fields, among the stored ones."""
+    missing = {name.partition(".")[0] for name in compare_columns(declared, stored).missing}
+    return [column for column in declared.fields if column.name in missing]
+
+
+def _compare(declared: DataType, stored: DataType, name: str, differences: ColumnDifferences) -> None:
+    if isinstance(declared, StructType) and isinstance(stored, StructType):
+        _compare_fields(declared, stored, name, differences)
+    elif type(declared) is type(stored) and isinstance(declared, ArrayType | MapType):
+        for (part, declared_part), (_, stored_part) in zip(_parts(declared), _parts(stored), strict=True):
+            _compare(declared_part, stored_part, f"{name}.{part}", differences)
+    elif declared.simpleString() != stored.simpleString():
+        differences.conflicting.append(f"{name} is {stored.simpleString()} instead of {declared.simpleString()}")
+
+
+def _compare_fields(declared: StructType, stored: StructType, name: str, differences: ColumnDifferences) -> None:
+    prefix = f"{name}." if name else ""
+    declared_types = {column.name: column.dataType for column in declared}
+    stored_types = {column.name: column.dataType for column in stored}
+    differences.missing.extend(prefix + column for column in declared_types if column not in stored_types)
+    differences.unknown.extend(prefix + column for column in stored_types if column not in declared_types)
+    for column, declared_type in declared_types.items():
+        if column in stored_types:
+            _compare(declared_type, stored_types[column], prefix + column, differences)
+
+
+def _parts(kind: DataType) -> Iterator[tuple[str, DataType]]:
+    if isinstance(kind, ArrayType):
+        yield "element", kind.elementType
+    if isinstance(kind, MapType):
+        yield "key", kind.keyType
+        yield "value", kind.valueType

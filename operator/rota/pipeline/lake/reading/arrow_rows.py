@@ -1,0 +1,40 @@
+"""Rows of a Delta table's version as a table of pyarrow."""
+
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from rota.object_store import ObjectStore
+from rota.pipeline.lake.reading.log_reader import LogReader, first_line
+from rota.pipeline.lake.storage import storage_errors
+
+_MISSING_OBJECT = re.compile(r"Object at location (.*) not found")
+
+
+def open_rows(store: ObjectStore, name: str, version: int) -> ds.Dataset:
+    """Return the rows of a version with the columns that are stored; raise ValueError if its log is damaged."""
+    table = LogReader(store, name).load(version)
+    assert table is not None  # noqa: S101 - only a table without a version may be missing
+    return table.to_pyarrow_dataset()
+
+
+def collect_rows(
+    dataset: ds.Dataset, uri: str, columns: Sequence[str] | None = None, where: ds.Expression | None = None
+) -> pa.Table:
+    """Return the rows that match an expression; raise ValueError if a file of the table at `uri` is damaged."""
+    try:
+        with storage_errors(uri):
+            return dataset.to_table(columns=columns, filter=where)
+    except FileNotFoundError as error:
+        described = first_line(error)
+        path = _MISSING_OBJECT.search(described)
+        raise ValueError(missing_file_sentence(path[1] if path else described)) from error
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{uri} has a damaged file; restore it, or recreate the lake: {first_line(error)}") from error
+
+
+def missing_file_sentence(path: str) -> str:
+    """Return the sentence for users about a data file that a version names and that is not there."""
+    return f"{path} is missing; restore it, read a newer snapshot, or recreate the lake from the journal"

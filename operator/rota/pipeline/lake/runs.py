@@ -1,0 +1,64 @@
+"""Plans of ingest runs: the journal's segments of each run, stored before the run appends its first row."""
+
+import msgspec
+
+from rota.object_store import ObjectStore
+
+FOLDER = "_rota/runs"
+
+
+class PlannedSegment(msgspec.Struct, frozen=True):
+    """A segment of the journal, as it was listed."""
+
+    key: str
+    size_bytes: int
+    etag: str
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """The segments that one ingest run takes; a repeated run takes exactly these."""
+
+    number: int
+    segments: tuple[PlannedSegment, ...]
+
+
+class RunStore:
+    """Reads and creates the plans of ingest runs; a stored plan never changes."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def read(self, number: int) -> RunPlan | None:
+        """Return the plan of a run, None if there is none; raise ValueError if its object is damaged."""
+        key = _key(number)
+        try:
+            plan = msgspec.json.decode(self._store.read(key), type=RunPlan)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{self._store.uri}/{key} is damaged ({error}); {_remedy(number)}") from error
+        if plan.number != number:
+            raise ValueError(f"{self._store.uri}/{key} is damaged: it is of run {plan.number}; {_remedy(number)}")
+        return plan
+
+    def create(self, number: int, segments: tuple[PlannedSegment, ...]) -> RunPlan:
+        """Store the plan of a run, and return it; return the stored plan if the run has one already."""
+        plan = RunPlan(number, segments)
+        if self._store.create(_key(number), msgspec.json.encode(plan)):
+            return plan
+        return self.read(number) or plan  # None: it was deleted at this moment
+
+    def delete_before(self, number: int) -> None:
+        """Remove the plans of earlier runs, which are all complete."""
+        for info in self._store.list_objects(FOLDER):
+            name = info.key.removeprefix(f"{FOLDER}/").removesuffix(".json")
+            if name.isdecimal() and int(name) < number:
+                self._store.delete(info.key)
+
+
+def _key(number: int) -> str:
+    return f"{FOLDER}/{number}.json"
+
+
+def _remedy(number: int) -> str:
+    return f"restore it; delete it only if no table has rows of run {number}"

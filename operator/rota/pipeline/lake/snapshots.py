@@ -1,0 +1,172 @@
+"""Snapshots of a lake: the versions of all tables that belong together, each in an object that is created once."""
+
+import re
+import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from rota.object_store import ObjectStore, create_same
+from rota.sentences import join_names
+
+FOLDER = "_rota/snapshots"
+_KEY_PATTERN = re.compile(rf"{FOLDER}/([1-9]\d{{0,17}})\.json", re.ASCII)
+_ID_BYTES = 8
+
+
+class LakeSnapshot(msgspec.Struct, frozen=True):
+    """Versions of all tables that belong together; number 0 is the empty lake before the first snapshot."""
+
+    number: int
+    created_at: datetime  # never before that of the snapshot before, whatever the clocks of the writers show
+    run: int  # the last ingest run whose rows are in all tables
+    tables: dict[str, int]  # Delta version by name of the table, such as lake/offsets
+    id: str = ""  # random: distinguishes two attempts to publish the same number
+
+    def version(self, table: str) -> int | None:
+        """Return the version of a table; None if the table did not exist."""
+        return self.tables.get(table)
+
+
+EMPTY_SNAPSHOT = LakeSnapshot(number=0, created_at=datetime.fromtimestamp(0, UTC), run=0, tables={})
+
+
+class SnapshotConflictError(ValueError):
+    """Two commands have written the same table at the same time; the text is a sentence for users."""
+
+
+class SnapshotStore:
+    """Reads and publishes the snapshots of a lake; a published snapshot never changes."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of all snapshots, ascending."""
+        keys = (info.key for info in self._store.list_objects(FOLDER))
+        return sorted(int(match[1]) for match in map(_KEY_PATTERN.fullmatch, keys) if match)
+
+    def latest(self) -> LakeSnapshot:
+        """Return the newest snapshot, or the empty one; raise ValueError if its object is damaged."""
+        numbers = self.numbers()
+        return self._read(numbers[-1]) if numbers else EMPTY_SNAPSHOT
+
+    def get(self, number: int) -> LakeSnapshot:
+        """Return a snapshot; raise ValueError, with the existing numbers, if it does not exist."""
+        try:
+            return self._read(number)
+        except FileNotFoundError:
+            existing = _format_numbers(self.numbers())
+            raise ValueError(f"{self._store.uri} has no snapshot {number}; it has {existing}") from None
+
+    def as_of(self, time: datetime) -> LakeSnapshot:
+        """Return the newest snapshot that was created at a time or before; raise ValueError if all are newer."""
+        numbers = self.numbers()
+        # Times never decrease, so that a bisection finds the snapshot: one of thousands is read in a dozen requests.
+        index = bisect_right(numbers, time, key=lambda number: self._read(number).created_at)
+        if index:
+            return self._read(numbers[index - 1])
+        oldest = f"the oldest is of {self._read(numbers[0]).created_at.isoformat()}" if numbers else "it has none"
+        raise ValueError(f"{self._store.uri} has no snapshot as old as {time.isoformat()}; {oldest}")
+
+    def choose(self, number: int | None, time: datetime | None) -> LakeSnapshot:
+        """Return a snapshot by number or time, else the newest; raise ValueError if there is no such snapshot."""
+        if number is not None:
+            return self.get(number)
+        if time is not None:
+            return self.as_of(time)
+        newest = self.latest()
+        if not newest.number:
+            raise ValueError(f"{self._store.uri} has no snapshot yet; `rota pipeline ingest` makes one from a journal")
+        return newest
+
+    def published_at(self, snapshot: LakeSnapshot, table: str) -> datetime | None:
+        """Return the time of the oldest snapshot that has a table as `snapshot` has it; None if it has no such table.
+
+        Snapshots that were deleted are not considered.
+        """
+        version = snapshot.version(table)
+        if version is None:
+            return None
+        numbers = [number for number in self.numbers() if number < snapshot.number]
+        # Versions never decrease: a command whose table was published meanwhile by another one publishes nothing.
+        index = bisect_left(numbers, version, key=lambda number: self._read(number).tables.get(table, -1))
+        return self._read(numbers[index]).created_at if index < len(numbers) else snapshot.created_at
+
+    def publish(self, base: LakeSnapshot, tables: Mapping[str, int | None], run: int | None = None) -> LakeSnapshot:
+        """Publish new versions of tables on top of a snapshot; a version of None is of a table that does not exist.
+
+        If other snapshots were published since `base`, the new one continues the newest of them, unless one of
+        `tables` has changed there: then SnapshotConflictError. A `run` that is published already returns the newest
+        snapshot. Tables of a run are only appended to and compacted: the newer of two versions has the rows of both.
+        """
+        versions = {table: version for table, version in tables.items() if version is not None}
+        newest = base
+        while True:
+            draft = LakeSnapshot(
+                number=newest.number + 1,
+                created_at=max(datetime.now(UTC), newest.created_at),
+                run=newest.run if run is None else run,
+                tables={**newest.tables, **versions},
+                id=secrets.token_hex(_ID_BYTES),
+            )
+            if create_same(self._store, _key(draft.number), msgspec.json.encode(draft)):
+                return draft
+            newest = self.latest()
+            if run is not None and newest.run >= run:
+                return newest
+            if run is None:
+                self._check_unchanged(base, newest, versions)
+            else:
+                versions = {table: max(version, newest.tables.get(table, -1)) for table, version in versions.items()}
+
+    def expire(self, before: datetime) -> LakeSnapshot:
+        """Remove the snapshots that a newer one had replaced at a time; return the oldest that is left.
+
+        So the snapshot of any later time can be read. The newest one always stays.
+        """
+        numbers = self.numbers()
+        index = bisect_right(numbers, before, key=lambda number: self._read(number).created_at)
+        expired = numbers[: max(index - 1, 0)]
+        for number in expired:
+            self._store.delete(_key(number))
+        left = numbers[len(expired) :]
+        return self._read(left[0]) if left else EMPTY_SNAPSHOT
+
+    def _check_unchanged(self, base: LakeSnapshot, newest: LakeSnapshot, versions: Mapping[str, int]) -> None:
+        """Raise SnapshotConflictError if another command has published one of the tables since `base`."""
+        changed = [table for table in versions if base.version(table) != newest.version(table)]
+        if changed:
+            raise SnapshotConflictError(
+                f"{self._store.uri}: another command has published {join_names(changed)} in snapshot {newest.number} "
+                f"since this one read snapshot {base.number}; run this command again"
+            )
+
+    def _read(self, number: int) -> LakeSnapshot:
+        key = _key(number)
+        try:
+            snapshot = msgspec.json.decode(self._store.read(key), type=LakeSnapshot)
+        except msgspec.MsgspecError as error:
+            remedy = "restore it, or delete it: those before and after it can be read by their numbers"
+            raise ValueError(f"{self._store.uri}/{key} is damaged ({error}); {remedy}") from error
+        if snapshot.number != number or snapshot.created_at.tzinfo is None:
+            raise ValueError(f"{self._store.uri}/{key} is damaged: it is of snapshot {snapshot.number}")
+        return snapshot
+
+
+def _key(number: int) -> str:
+    return f"{FOLDER}/{number}.json"
+
+
+def _format_numbers(numbers: list[int]) -> str:
+    if not numbers:
+        return "none"
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return join_names(["-".join(map(str, span)) for span in spans], max_names=10)

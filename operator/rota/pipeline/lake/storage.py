@@ -1,0 +1,72 @@
+"""Where a lake's tables are, as deltalake, pyarrow and Spark need it: URIs and options of the environment."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+import pyarrow.fs as pa_fs
+from deltalake.fs import DeltaStorageHandler
+
+from rota.object_store import FOLDER_SCHEME, StoreError, parse_location
+from rota.object_store.bucket_errors import explain_error
+
+_OPTION_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+REQUEST_OPTIONS = {  # of deltalake
+    "timeout": "60s",  # of a whole request: Parquet files are larger than the journal's segments
+    "connect_timeout": "5s",
+    "max_retries": "3",
+    "retry_timeout": "120s",
+}
+_FRAME = re.compile(r"\x1b\[\d+m|↳")  # deltalake prints each cause in a line of its own, below an arrow
+_CAUSES = {"operation timed out": "kind: Timeout", "client error (Connect)": "kind: Connect"}  # → in obstore's words
+_GLOB_CHARACTERS = re.compile(r"[*?\[\]{}\\]")
+
+
+def check_root(uri: str) -> None:
+    """Raise ValueError if deltalake cannot use a folder: it decodes names such as `a%20b`."""
+    if unquote(uri) != uri:
+        raise ValueError(f"{uri} cannot be a lake: its path contains %, followed by two digits; use another folder")
+
+
+def storage_options(uri: str) -> dict[str, str]:
+    """Return deltalake's options for a URI: none for a folder, else the environment's variables of the clouds."""
+    if parse_location(uri).scheme == FOLDER_SCHEME:
+        return {}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_OPTION_PREFIXES)}
+    return REQUEST_OPTIONS | variables
+
+
+def spark_uri(uri: str) -> str:
+    """Return the URI by which Spark reads and writes it: the scheme of S3 is s3a there."""
+    return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") else uri
+
+
+def spark_pattern(uri: str) -> str:
+    """Return a URI for Spark's reader, which takes it for a pattern: special characters are escaped."""
+    return _GLOB_CHARACTERS.sub(r"\\\g<0>", spark_uri(uri))
+
+
+def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
+    """Return a folder or prefix as a file system of pyarrow, configured by the same variables.
+
+    Files with a known size by path are opened without a request, in which deltalake would block all threads.
+    """
+    return pa_fs.PyFileSystem(DeltaStorageHandler(uri, storage_options(uri), sizes))
+
+
+@contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """Turn errors of a folder or bucket, as deltalake words them, into StoreError; a missing file stays as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        causes = str(error)
+        for cause, known in _CAUSES.items():
+            causes = causes.replace(cause, known)
+        lines = [_FRAME.sub("", line).strip() for line in causes.splitlines()]
+        reason = explain_error(OSError(": ".join(filter(None, lines))), parse_location(uri).scheme)
+        raise StoreError(f"{uri} cannot be read or written: {reason}") from error

@@ -1,0 +1,203 @@
+"""A table of the lake: Spark writes its Parquet files, deltalake commits them; only this package knows paths."""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import date, datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from rota.object_store import ObjectStore
+from rota.pipeline.lake.columns import compare_columns, fields_to_add
+from rota.pipeline.lake.delta_log import (
+    CommitResult,
+    DataFile,
+    DeltaLog,
+    FileChanges,
+    last_run,
+    list_files,
+    stored_schema,
+)
+from rota.pipeline.lake.parquet_files import FileBatch, ParquetFiles, TableSpec
+from rota.pipeline.lake.reading.arrow_rows import collect_rows
+from rota.pipeline.lake.upkeep.vacuum import RemovedFiles, remove_unused_files, trim_log
+
+_MAX_BROADCAST_ROWS = 500_000  # digests of 16 bytes
+
+
+class TableCommit(NamedTuple):
+    """Result of a write."""
+
+    version: int | None  # of the table after the write; None: the table does not exist, as there were no rows
+    rows: int  # number of rows that this call has added; 0 if the run was in the table already
+
+
+class Table:
+    """A Delta table. Rows have the columns of the schema; reading a version that is None gives no rows."""
+
+    def __init__(self, store: ObjectStore, spec: TableSpec) -> None:
+        self.name = spec.name
+        self.schema = spec.schema
+        self.partitions = spec.partitions
+        self.uri = f"{store.uri}/{spec.name}"
+        self._store = store
+        self._log = DeltaLog(store, spec.name, spec.schema, spec.partitions)
+        self._files = ParquetFiles(store, spec)
+
+    def version(self) -> int | None:
+        """Return the newest version; None if nothing was ever written."""
+        table = self._log.load()
+        return None if table is None else table.version()
+
+    def transaction(self) -> int:
+        """Return the number of the last ingest run whose rows are in the table; -1 if there is none."""
+        return last_run(self._log.load())
+
+    def read(self, spark: SparkSession, version: int | None, since: date | None = None) -> DataFrame:
+        """Return the rows of a version, or only those of the day `since` and later days, with the schema's columns.
+
+        Columns that older files lack are null. Raise ValueError if the log is damaged, or a file is missing.
+        """
+        return self._files.read(spark, _files_since(self._load_readable(version), since))
+
+    def count(self, version: int | None, since: date | None = None) -> int:
+        """Return the number of rows of a version, by the log alone."""
+        return sum(file.rows or 0 for file in _files_since(self._load_readable(version), since))
+
+    def dataset(self, version: int | None, since: date | None = None) -> ds.Dataset:
+        """Return the rows of a version as a dataset of pyarrow, for readers without Spark."""
+        table = self._load_readable(version)
+        schema = pa.schema(self._log.delta_schema.to_arrow())
+        if table is None:
+            return ds.dataset(schema.empty_table())
+        predicate = None if since is None else f"date >= '{since.isoformat()}'"
+        return table.to_pyarrow_dataset(schema=schema, file_pruning_predicate=predicate)
+
+    def to_arrow(
+        self, version: int | None, columns: Sequence[str] | None = None, where: ds.Expression | None = None
+    ) -> pa.Table:
+        """Return the rows of a version that match an expression of pyarrow.dataset; all columns by default."""
+        return collect_rows(self.dataset(version), self.uri, columns, where)
+
+    def append(self, rows: DataFrame, run: int) -> TableCommit:
+        """Append the rows of an ingest run; a run that is in the table already is skipped. `rows` is evaluated once."""
+        return self._add_run(rows, run, lambda _, batch: batch)
+
+    def merge(self, rows: DataFrame, run: int) -> TableCommit:
+        """Append the rows of an ingest run whose `digest` no row of the same date has.
+
+        `rows` is evaluated once. If no date of `rows` is in the table yet, this is as quick as `append`. Equal rows
+        within `rows` are all kept.
+        """
+        compared: set[str] = set()  # paths of files that have no row of the batch
+
+        def drop_present(table: DeltaTable, batch: FileBatch) -> FileBatch:
+            unread = [file for file in list_files(table, batch.dates) if file.path not in compared]
+            compared.update(file.path for file in unread)
+            return self._drop_rows_of(unread, batch, rows.sparkSession, run) if unread else batch
+
+        return self._add_run(rows, run, drop_present)
+
+    def replace(self, rows: DataFrame, dates: Collection[date] | None) -> TableCommit:
+        """Replace all rows of these dates, or of the whole table if `dates` is None, in one commit.
+
+        Dates without new rows become empty. Raise ValueError if `rows` has other dates.
+        """
+        self._check_writable(self._log.load())
+        batch = self._files.write(rows, "replace")
+        replaced = None if dates is None else {day.isoformat() for day in dates}
+        if replaced is not None and not batch.dates <= replaced:
+            others = sorted(map(str, batch.dates - replaced))
+            raise ValueError(f"{self.name}: rows of {', '.join(others)} are not of the days that are to be replaced")
+
+        def plan_changes(table: DeltaTable | None) -> FileChanges:
+            self._check_writable(table)
+            return FileChanges(batch.files, list_files(table, replaced))
+
+        result = self._log.commit(plan_changes)
+        return TableCommit(result.version, batch.rows)
+
+    def compact(self, before: date) -> CommitResult:
+        """Join the small files of each partition of the days before a day; rows stay the same."""
+        return self._log.compact(before)
+
+    def dates(self, version: int | None) -> set[date]:
+        """Return the days of which a version has rows."""
+        return {date.fromisoformat(file.date) for file in list_files(self._load_readable(version)) if file.date}
+
+    def delete(self, dates: Collection[date]) -> CommitResult:
+        """Remove all rows of these days in one commit."""
+        removed = {day.isoformat() for day in dates}
+        return self._log.commit(lambda table: FileChanges((), list_files(table, removed)))
+
+    def vacuum(self, oldest_version: int, modified_before: datetime) -> RemovedFiles:
+        """Remove files that neither a version nor a later one has, if they were modified before a time.
+
+        Removes the log of older versions, too.
+        """
+        needed = self._log.paths_since(oldest_version)
+        removed = remove_unused_files(self._store, self.name, needed, modified_before)
+        trim_log(self._store, self._log.folder, oldest_version)
+        return removed
+
+    def add_missing_columns(self) -> None:
+        """Add the columns of the schema that the table lacks; only ingest does so, before its first write."""
+        self._log.add_columns(lambda stored: StructType(fields_to_add(self.schema, stored)))
+
+    def _add_run(
+        self, rows: DataFrame, run: int, drop_present: Callable[[DeltaTable, FileBatch], FileBatch]
+    ) -> TableCommit:
+        """Write and commit the rows of a run, without those that a function drops by a version of the table."""
+        current = self._log.load()
+        if current is not None and last_run(current) >= run:
+            return TableCommit(current.version(), 0)
+        self._check_writable(current)
+        batch = self._files.write(rows, f"run{run}")
+
+        def plan_changes(table: DeltaTable | None) -> FileChanges | None:
+            nonlocal batch
+            if table is not None:
+                self._check_writable(table)
+                if last_run(table) >= run:  # another process has committed the same run meanwhile
+                    return None
+                batch = drop_present(table, batch)
+            return FileChanges(batch.files)
+
+        result = self._log.commit(plan_changes, run)
+        return TableCommit(result.version, batch.rows if result.is_changed else 0)
+
+    def _drop_rows_of(self, files: Sequence[DataFile], batch: FileBatch, spark: SparkSession, run: int) -> FileBatch:
+        """Return the batch without rows whose digest is in files: itself, or a new one. Only digests are compared."""
+        written = self._files.read(spark, batch.files)
+        digests = written.select("digest").transform(_broadcast_small, batch.rows)
+        present = self._files.read(spark, files).select("digest").join(digests, "digest", "left_semi").distinct()
+        if present.isEmpty():
+            return batch
+        absent = written.join(present.transform(_broadcast_small, batch.rows), "digest", "left_anti")
+        return self._files.write(absent, f"run{run}")
+
+    def _load_readable(self, version: int | None) -> DeltaTable | None:
+        if version is None:
+            return None
+        table = self._log.load(version)
+        if table is not None:
+            compare_columns(self.schema, stored_schema(table)).check_readable(self.uri)
+        return table
+
+    def _check_writable(self, table: DeltaTable | None) -> None:
+        if table is not None:
+            compare_columns(self.schema, stored_schema(table)).check_writable(self.uri)
+
+
+def _files_since(table: DeltaTable | None, since: date | None) -> list[DataFile]:
+    files = list_files(table)
+    return files if since is None else [file for file in files if file.date and file.date >= since.isoformat()]
+
+
+def _broadcast_small(rows: DataFrame, max_rows: int) -> DataFrame:
+    """Let Spark send rows to all tasks, unless there may be too many of them."""
+    return F.broadcast(rows) if max_rows <= _MAX_BROADCAST_ROWS else rows

@@ -1,0 +1,108 @@
+"""All tables of a lake, declared once, and the lake itself: its tables, snapshots and ingest runs."""
+
+from datetime import date, datetime
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from rota.object_store import FOLDER_SCHEME, open_store, parse_location
+from rota.pipeline.common import schemas
+from rota.pipeline.lake.parquet_files import TableSpec
+from rota.pipeline.lake.runs import RunStore
+from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
+from rota.pipeline.lake.storage import check_root
+from rota.pipeline.lake.table import Table
+
+OFFSET_BUCKETS = 16  # partitions of a day of lake/offsets: one task reads the groups of one bucket
+
+
+def _with_columns(schema: StructType, **columns: DataType) -> StructType:
+    return StructType([*schema.fields, *(StructField(name, kind) for name, kind in columns.items())])
+
+
+# `digest` is the first 16 bytes of the SHA-256 of a journal line: merges compare it.
+_FILES = schemas.table_schema(
+    key=StringType(),
+    etag=StringType(),
+    size_bytes=LongType(),
+    run=LongType(),
+    lines=LongType(),
+    first_at=TimestampType(),  # of its records; null without a record
+    last_at=TimestampType(),
+    date=DateType(),
+)
+_OFFSETS = _with_columns(schemas.JOURNAL_SCHEMAS["offsets"], digest=BinaryType(), bucket=IntegerType())
+
+
+def _record_table(kind: str, schema: StructType) -> TableSpec:
+    if kind == "offsets":
+        return TableSpec("lake/offsets", _OFFSETS, partitions=("date", "bucket"), order=("group", "at"))
+    order = ("group", "at") if "group" in schema.fieldNames() else ("at",)
+    return TableSpec(f"lake/{kind}", _with_columns(schema, digest=BinaryType()), order=order)
+
+
+RECORD_TABLES = {kind: _record_table(kind, schema) for kind, schema in schemas.JOURNAL_SCHEMAS.items()}
+QUARANTINE_TABLE = TableSpec("lake/quarantine", _with_columns(schemas.QUARANTINE, digest=BinaryType()))
+FILES_TABLE = TableSpec("lake/files", _FILES)  # ledger of the ingested segments of the journal
+MARTS = (
+    TableSpec("marts/rollup", _with_columns(schemas.ROLLUP, date=DateType()), order=("group", "hour")),
+    TableSpec("marts/intervals", schemas.INTERVALS, partitions=(), order=("group", "since")),
+    TableSpec("marts/violations", schemas.VIOLATIONS, partitions=(), order=("group", "since")),
+    TableSpec("marts/results", schemas.RESULTS, partitions=(), order=("group", "policy")),
+    TableSpec("marts/series", schemas.SERIES, partitions=(), order=("group", "policy", "at")),
+    TableSpec("marts/costs", schemas.COSTS, partitions=(), order=("group", "rank")),
+    TableSpec("marts/chosen", schemas.CHOSEN, partitions=(), order=("group",)),
+    TableSpec("marts/backtest", schemas.BACKTEST, partitions=(), order=("group",)),
+)
+TABLES = {spec.name: spec for spec in (*RECORD_TABLES.values(), QUARANTINE_TABLE, FILES_TABLE, *MARTS)}
+
+
+class Lake:
+    """A lake below a root, a folder or a bucket's prefix; raises ValueError if the root has the former layout."""
+
+    def __init__(self, uri: str) -> None:
+        self.store = open_store(uri)
+        self.uri = self.store.uri  # of a folder the absolute path
+        check_root(self.uri)
+        self._check_layout()
+        self.snapshots = SnapshotStore(self.store)
+        self.runs = RunStore(self.store)
+
+    def table(self, name: str) -> Table:
+        """Return a table by its name, such as lake/offsets."""
+        return Table(self.store, TABLES[name])
+
+    def snapshot(self, number: int | None = None, as_of: datetime | None = None) -> LakeSnapshot:
+        """Return a snapshot by number or time, else the newest; raise ValueError if there is no such snapshot."""
+        return self.snapshots.choose(number, as_of)
+
+    def read(self, spark: SparkSession, snapshot: LakeSnapshot, name: str, since: date | None = None) -> DataFrame:
+        """Return the rows of a table in a snapshot, or only those of the day `since` and later days."""
+        return self.table(name).read(spark, snapshot.version(name), since)
+
+    def add_missing_columns(self) -> None:
+        """Add the columns that this version writes to all tables that lack them; only ingest does so."""
+        for name in TABLES:
+            self.table(name).add_missing_columns()
+
+    def _check_layout(self) -> None:
+        """Raise ValueError if the root has tables of the former layout, which only folders had."""
+        if parse_location(self.uri).scheme != FOLDER_SCHEME:
+            return
+        for name in ("_checkpoint", *schemas.JOURNAL_SCHEMAS, "quarantine"):
+            if Path(self.uri, name).is_dir():
+                raise ValueError(
+                    f"{self.uri} is a lake of an earlier version of Rota (it has {name}/); make it anew in an empty "
+                    "folder: rota pipeline ingest NEW_FOLDER --journal JOURNAL"
+                )

@@ -1,0 +1,168 @@
+"""Maintenance of a lake: compaction of past days, retention by days, and removal of what expired snapshots had.
+
+Concurrent commands are harmless. Tables that another command is writing are left as they are, and a table that is
+written meanwhile is not published: the snapshot of the other command contains its compaction.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+
+import pyarrow as pa
+
+from rota.object_store import ObjectStore
+from rota.object_store.segments import segment_hour
+from rota.pipeline.lake.delta_log import CommitResult
+from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotConflictError
+from rota.pipeline.lake.table import Table
+from rota.pipeline.lake.tables import FILES_TABLE, TABLES, Lake
+
+_DATE_CHARACTERS = len("2026-11-21")
+
+
+@dataclass
+class TableUpkeep:
+    """What the maintenance has done to a table."""
+
+    compacted: bool = False
+    deleted_days: int = 0
+    removed_files: int = 0
+    freed_bytes: int = 0
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything was done."""
+        return self != TableUpkeep()
+
+
+@dataclass
+class MaintenanceSummary:
+    """What a maintenance has done."""
+
+    snapshot: int = 0  # the newest one afterwards
+    deleted_segments: int = 0
+    removed_snapshots: int = 0
+    tables: dict[str, TableUpkeep] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)  # tables that another command is writing
+
+
+class Maintenance:
+    """One maintenance of a lake. Without `keep_days`, rows and segments of all days stay."""
+
+    def __init__(
+        self, lake: Lake, journal: ObjectStore, now: datetime, *, keep_days: int | None, snapshot_days: int
+    ) -> None:
+        if keep_days is not None and keep_days <= snapshot_days:
+            raise ValueError(
+                f"Rows would be kept for {keep_days} days, snapshots with them for {snapshot_days}: "
+                "keep rows for more days than snapshots"
+            )
+        self._lake = lake
+        self._journal = journal
+        self._today = now.astimezone(UTC).date()
+        self._first_kept_day = None if keep_days is None else self._today - timedelta(days=keep_days)
+        self._expiry = now - timedelta(days=snapshot_days)
+        self._summary = MaintenanceSummary()
+
+    def run(self) -> MaintenanceSummary:
+        """Maintain all tables, publish their new versions in one snapshot, and remove what has expired."""
+        base = self._lake.snapshot()
+        segment_days = self._delete_segments(base) if self._first_kept_day else set()
+        versions: dict[str, int] = {}
+        for name in TABLES:
+            version = self._maintain(base, name, segment_days)
+            if version is not None:
+                versions[name] = version
+        self._publish(base, versions)
+        self._remove_expired()
+        self._summary.snapshot = self._lake.snapshots.latest().number
+        return self._summary
+
+    def _delete_segments(self, snapshot: LakeSnapshot) -> set[date]:
+        """Delete old segments of the journal that the snapshot has ingested; return the days of those that are left."""
+        ledger = self._lake.table(FILES_TABLE.name).to_arrow(snapshot.version(FILES_TABLE.name), ["key", "etag"])
+        ingested = _pairs(ledger)
+        days: set[date] = set()
+        for info in list(self._journal.list_objects()):
+            day = _segment_day(info.key)
+            if day is None:
+                continue
+            if self._is_old(day) and (info.key, info.etag) in ingested:
+                self._journal.delete(info.key)
+                self._summary.deleted_segments += 1
+            else:
+                days.add(day)
+        return days
+
+    def _maintain(self, base: LakeSnapshot, name: str, segment_days: Collection[date]) -> int | None:
+        """Compact a table and delete its old days; return the version to publish, None if there is none."""
+        table = self._lake.table(name)
+        version = table.version()
+        upkeep = self._summary.tables.setdefault(name, TableUpkeep())
+        if version is None or "date" not in table.partitions:  # others are replaced as a whole by their commands
+            return None
+        if version != base.version(name):
+            self._summary.skipped.append(name)
+            return None
+        old_days = self._old_days(table, version, segment_days)
+        result = table.delete(old_days) if old_days else CommitResult(version, is_changed=False)
+        upkeep.deleted_days = len(old_days)
+        compacted = table.compact(self._today)
+        upkeep.compacted = compacted.is_changed
+        own_version = version + result.is_changed + compacted.is_changed
+        if own_version == version:
+            return None
+        if compacted.version != own_version:
+            self._summary.skipped.append(name)
+            return None
+        return own_version
+
+    def _old_days(self, table: Table, version: int, segment_days: Collection[date]) -> set[date]:
+        """Return the days to delete. The ledger keeps those of existing segments: they would be ingested again."""
+        days = {day for day in table.dates(version) if self._is_old(day)}
+        if table.name != FILES_TABLE.name:
+            return days
+        return days - set(segment_days) if segment_days else set()  # without segments, the journal may be elsewhere
+
+    def _is_old(self, day: date) -> bool:
+        return self._first_kept_day is not None and day < self._first_kept_day
+
+    def _publish(self, base: LakeSnapshot, versions: dict[str, int]) -> None:
+        """Publish tables that no other command has published meanwhile."""
+        while versions:
+            newest = self._lake.snapshots.latest()
+            unchanged = {name: version for name, version in versions.items() if _is_same(base, newest, name)}
+            self._summary.skipped.extend(name for name in versions if name not in unchanged)
+            versions = unchanged
+            try:
+                self._lake.snapshots.publish(newest, versions)
+            except SnapshotConflictError:
+                continue
+            return
+
+    def _remove_expired(self) -> None:
+        """Remove expired snapshots, then what only they needed."""
+        before = self._lake.snapshots.numbers()
+        oldest = self._lake.snapshots.expire(self._expiry)
+        self._summary.removed_snapshots = sum(number < oldest.number for number in before)
+        for name in TABLES:
+            table = self._lake.table(name)
+            if table.version() is not None:
+                removed = table.vacuum(oldest.version(name) or 0, self._expiry)
+                upkeep = self._summary.tables[name]
+                upkeep.removed_files = removed.files
+                upkeep.freed_bytes = removed.size_bytes
+        self._lake.runs.delete_before(oldest.run)
+
+
+def _is_same(base: LakeSnapshot, newest: LakeSnapshot, name: str) -> bool:
+    return base.version(name) == newest.version(name)
+
+
+def _pairs(ledger: pa.Table) -> set[tuple[str, str]]:
+    return set(zip(ledger["key"].to_pylist(), ledger["etag"].to_pylist(), strict=True))
+
+
+def _segment_day(key: str) -> date | None:
+    hour = segment_hour(key)
+    return None if hour is None else date.fromisoformat(hour[:_DATE_CHARACTERS])

@@ -1,0 +1,70 @@
+"""Removes files of a table that no live version needs, and the part of its log before them."""
+
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rota.object_store import FOLDER_SCHEME, ObjectStore, parse_location
+
+_LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)", re.ASCII)
+
+
+class RemovedFiles(NamedTuple):
+    """Number and size of removed data files."""
+
+    files: int
+    size_bytes: int
+
+
+def remove_unused_files(
+    store: ObjectStore, name: str, needed: Collection[str], modified_before: datetime
+) -> RemovedFiles:
+    """Remove the files below a table that are not needed, nor as young as those that a command may be writing.
+
+    These are files of expired versions, and orphans: what killed or defeated commands have written.
+    """
+    removed = [
+        info
+        for info in store.list_objects(name)
+        if info.modified < modified_before and _is_unused(info.key.removeprefix(f"{name}/"), needed)
+    ]
+    for info in removed:
+        store.delete(info.key)
+        if parse_location(store.uri).scheme == FOLDER_SCHEME:
+            _remove_traces(Path(store.uri), info.key, name)
+    return RemovedFiles(len(removed), sum(info.size_bytes for info in removed))
+
+
+def _is_unused(path: str, needed: Collection[str]) -> bool:
+    return not path.startswith("_delta_log/") and path not in needed
+
+
+def _remove_traces(root: Path, key: str, name: str) -> None:
+    """Remove the checksum that Spark writes beside a file, and folders that are empty now."""
+    path = root / key
+    with suppress(OSError):
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        for folder in path.parents:
+            if folder == root / name:
+                break
+            folder.rmdir()
+
+
+def trim_log(store: ObjectStore, folder: str, oldest_version: int) -> int:
+    """Remove the log's files that are not needed to read a version or later ones; return their number."""
+    keys: dict[str, int] = {}
+    checkpoints: list[int] = []
+    for info in store.list_objects(folder):
+        match = _LOG_FILE.fullmatch(info.key.removeprefix(f"{folder}/"))
+        if match:
+            keys[info.key] = int(match[1])
+            if match[2] != "json" and int(match[1]) <= oldest_version:
+                checkpoints.append(int(match[1]))
+    start = max(checkpoints, default=0)  # the checkpoint contains all earlier commits
+    unneeded = [key for key, version in keys.items() if version < start]
+    for key in unneeded:
+        store.delete(key)
+    return len(unneeded)

@@ -1,0 +1,175 @@
+"""Backtest of advice: policies are recommended from the first half of each history, and compared in the second half.
+
+    first half ───> costs ──choose_policy──> the advised policy ─┐
+    second half ──> costs of the recorded and every policy ──────┴──> regret, wrong changes
+
+Regret is what the advised policies cost more than the best ones in hindsight. A change is wrong if the advised policy
+costs more in the second half than the recorded one, or cannot be used there.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from rota.pipeline.common.history_sources import source_of
+from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.recommend.cost_weights import CostWeights
+from rota.pipeline.recommend.group_costs import COST_DECIMALS, PolicyRow, choose_policy, compute_measures, cost_policies
+from rota.pipeline.recommend.history_halves import cut_history
+from rota.pipeline.replay.group_history import GroupHistory
+from rota.pipeline.replay.policy_replay import replay_policy
+from rota.spec import PolicySpec
+
+ADVISED = "as advised"  # each group with the policy that its first half recommends; the blank prevents a name clash
+BEST_IN_HINDSIGHT = "best in hindsight"  # each group with the policy that costs least in its second half
+
+BacktestRow = dict[str, Any]  # of BACKTEST
+
+
+def judge_advice(
+    before: Sequence[PolicyRow], after: Sequence[PolicyRow], weights: CostWeights, min_gain: float
+) -> BacktestRow:
+    """Return a group's row of BACKTEST from the results of its halves; `cut` is missing.
+
+    Without a cost of the recorded policy in both halves the row has a problem, and no costs.
+    """
+    advice = choose_policy(_cost(before, weights), min_gain)
+    ranked = _cost(after, weights)
+    costs = {row["policy"]: row["cost"] for row in ranked if row["cost"] is not None}
+    recorded = costs.get(RECORDED_POLICY)
+    row: BacktestRow = {"group": advice["group"], "source": str(source_of(advice["group"]))}
+    if advice["cost_now"] is None or recorded is None:
+        problems = (result["problem"] for result in [*before, *after] if result["policy"] == RECORDED_POLICY)
+        return row | {"problem": next(filter(None, problems), "The cost of the recorded policy is unknown")}
+    use = advice["use"]
+    best = next(candidate["policy"] for candidate in ranked if candidate["rank"] == 1)
+    advised = costs.get(use, recorded)  # the operator rejects a policy that it cannot use, and the group keeps its own
+    return row | {
+        "hours": next(result["hours"] for result in after if result["policy"] == RECORDED_POLICY),
+        "use": use,
+        "change": advice["change"],
+        "wrong": advice["change"] and (use not in costs or _costs_more(advised, recorded)),
+        "best": best,
+        "cost_recorded": recorded,
+        "cost_advised": advised,
+        "cost_best": costs[best],
+        "costs": costs,
+    }
+
+
+def _cost(results: Iterable[PolicyRow], weights: CostWeights) -> list[dict[str, Any]]:
+    return cost_policies(map(compute_measures, results), weights)
+
+
+def _costs_more(cost: float, other: float) -> bool:
+    return round(cost, COST_DECIMALS) > round(other, COST_DECIMALS)
+
+
+def backtest_history(
+    history: GroupHistory, policies: Mapping[str, PolicySpec], weights: CostWeights, min_gain: float
+) -> BacktestRow:
+    """Return the row of BACKTEST of a history, in this process; raise ValueError if it is too short."""
+    halves = cut_history(history)
+    tried: dict[str, PolicySpec | None] = {RECORDED_POLICY: None, **policies}
+    before, after = (
+        [replay_policy(half, policy) | {"group": history.group, "policy": name} for name, policy in tried.items()]
+        for half in halves
+    )
+    return judge_advice(before, after, weights, min_gain)
+
+
+class BacktestSummary(Struct, frozen=True, kw_only=True):
+    """Sums of a backtest over groups; costs are points a day. A group that cannot use a policy counts with its own."""
+
+    groups: int = 0  # that were tested
+    untested: int = 0
+    longest: float = 0.0  # hours of the longest second half
+    changes: int = 0  # groups that were advised to change
+    wrong: int = 0  # changes that cost more than none, or to a policy that could not be used
+    unusable: int = 0  # the latter alone
+    loss: float = 0.0  # points that wrong changes cost more than no change
+    saved: float = 0.0  # points that the other changes saved
+    recorded: float = 0.0
+    advised: float = 0.0
+    best: float = 0.0
+    costs: dict[str, float] = {}  # by policy, if all groups used it
+    usable: dict[str, int] = {}  # groups that can use each policy
+    sources: dict[str, int] = {}  # groups by HistorySource
+
+    @property
+    def best_single(self) -> str | None:
+        """The policy that costs least in hindsight if all groups use it; None if no group can use any."""
+        usable = [name for name in self.costs if self.usable.get(name)]
+        return min(usable, key=lambda name: (self.costs[name], name), default=None)
+
+
+def summarize(rows: Iterable[Mapping[str, Any]], policies: Iterable[str]) -> BacktestSummary:
+    """Return the sums of rows of BACKTEST; `policies` are the names of the tested policies without the recorded one."""
+    names = list(policies)
+    summary = BacktestSummary()
+    for row in rows:
+        summary = add_summaries(summary, _summarize_row(row, names))
+    return summary
+
+
+def _summarize_row(row: Mapping[str, Any], policies: Sequence[str]) -> BacktestSummary:
+    if row.get("problem"):
+        return BacktestSummary(untested=1)
+    recorded = row["cost_recorded"]
+    saved = recorded - row["cost_advised"]
+    return BacktestSummary(
+        groups=1,
+        longest=row["hours"],
+        changes=int(row["change"]),
+        wrong=int(row["wrong"]),
+        unusable=int(row["use"] not in row["costs"]),
+        loss=-saved if row["wrong"] else 0.0,
+        saved=0.0 if row["wrong"] else saved,
+        recorded=recorded,
+        advised=row["cost_advised"],
+        best=row["cost_best"],
+        costs={name: row["costs"].get(name, recorded) for name in policies},
+        usable={name: 1 for name in policies if name in row["costs"]},
+        sources={row["source"]: 1},
+    )
+
+
+def add_summaries(left: BacktestSummary, right: BacktestSummary) -> BacktestSummary:
+    """Return the sums of two disjoint sets of groups, for which the same policies were tested."""
+    fields: dict[str, Any] = {}
+    for name in BacktestSummary.__struct_fields__:
+        of_left = getattr(left, name)
+        of_right = getattr(right, name)
+        if isinstance(of_left, dict):
+            total = Counter(of_left)
+            total.update(of_right)
+            fields[name] = dict(total)
+        else:
+            fields[name] = max(of_left, of_right) if name == "longest" else of_left + of_right
+    return BacktestSummary(**fields)
+
+
+class BacktestLine(NamedTuple):
+    """Costs of one choice of policies for all groups, in points a day."""
+
+    name: str  # a policy's, RECORDED_POLICY, ADVISED or BEST_IN_HINDSIGHT
+    cost: float
+    regret: float  # what it costs more than the best policy of each group in hindsight
+    regret_of_single: float | None  # what it costs more than the best single policy; negative: less
+    unusable: int  # groups that cannot use it
+
+
+def backtest_lines(summary: BacktestSummary) -> list[BacktestLine]:
+    """Return a line for each choice of policies, the cheapest first; choices at the same cost in a fixed order."""
+    single = summary.best_single
+    best_single_cost = None if single is None else summary.costs[single]
+    costs = {BEST_IN_HINDSIGHT: summary.best, ADVISED: summary.advised, RECORDED_POLICY: summary.recorded}
+    costs |= {name: cost for name, cost in sorted(summary.costs.items()) if summary.usable.get(name)}
+    lines: list[BacktestLine] = []
+    for name, cost in sorted(costs.items(), key=lambda item: round(item[1], COST_DECIMALS)):
+        unusable = summary.groups - summary.usable[name] if name in summary.usable else 0
+        of_single = None if best_single_cost is None else cost - best_single_cost
+        lines.append(BacktestLine(name, cost, cost - summary.best, of_single, unusable))
+    return lines

@@ -1,0 +1,103 @@
+"""Spark job that tests advice on histories.
+
+    histories ──cut──> halves ──x policies──> a replay for each pair ──by group──> BACKTEST ──> a summary
+
+All steps run in Python workers; the driver receives one summary for each partition.
+"""
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial, reduce
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
+
+from rota.pipeline.common.columns import arrow_schema, map_groups
+from rota.pipeline.common.schemas import BACKTEST, COUNT, RESULTS, TEXT, TIME, table_schema
+from rota.pipeline.recommend.backtest import BacktestSummary, add_summaries, judge_advice, summarize
+from rota.pipeline.recommend.cost_weights import CostWeights
+from rota.pipeline.recommend.history_halves import cut_history
+from rota.pipeline.replay.group_history import GroupHistory
+from rota.pipeline.replay.job import history_size, pair_policies, persist_on_disk, policy_table, replay_pair
+from rota.spec import PolicySpec
+
+_HALF_FIELDS = {"after": BooleanType(), "cut": TIME}  # `after`: whether this is the second half
+_HALVES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=TEXT, **_HALF_FIELDS)
+_HALF_RESULTS = StructType([*RESULTS.fields, *(StructField(name, kind) for name, kind in _HALF_FIELDS.items())])
+_SUMMARY = table_schema(summary=TEXT)  # JSON
+
+
+def backtest_histories(
+    histories: DataFrame, policies: Mapping[str, PolicySpec], weights: CostWeights, min_gain: float
+) -> DataFrame:
+    """Return BACKTEST: for each history how good advice from its first half would have been in the second half."""
+    halves = persist_on_disk(histories.mapInArrow(_cut_batches, _HALVES))
+    pairs = pair_policies(halves, policy_table(histories.sparkSession, policies))
+    results = pairs.mapInArrow(_replay_batches, _HALF_RESULTS)
+    return map_groups(results, partial(_judge_group, weights=weights, min_gain=min_gain), BACKTEST)
+
+
+def summarize_backtest(backtest: DataFrame, policies: Sequence[str]) -> BacktestSummary:
+    """Return the sums of BACKTEST over all groups; `policies` are the names of the tested policies."""
+
+    def summarize_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        summary = reduce(add_summaries, (summarize(_rows(batch), policies) for batch in batches), BacktestSummary())
+        text = msgspec.json.encode(summary).decode()
+        yield pa.RecordBatch.from_pylist([{"summary": text}], schema=arrow_schema(_SUMMARY))
+
+    parts = backtest.mapInArrow(summarize_batches, _SUMMARY).collect()
+    summaries = (msgspec.json.decode(row["summary"], type=BacktestSummary) for row in parts)
+    return reduce(add_summaries, summaries, BacktestSummary())
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    return [row | {"costs": dict(row["costs"] or ())} for row in batch.to_pylist()]
+
+
+def _cut_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Cut each history; a history with a problem, or that is too short, has one row with its problem."""
+    schema = arrow_schema(_HALVES)
+    for batch in batches:
+        for row in batch.to_pylist():
+            yield pa.RecordBatch.from_pylist(_cut_row(row), schema=schema)
+
+
+def _cut_row(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    problem = row["problem"]
+    if not problem:
+        history: GroupHistory = pickle.loads(row["history"])  # noqa: S301 - written by our previous step
+        try:
+            halves = cut_history(history)
+        except ValueError as error:
+            problem = str(error)
+    if problem:
+        return [{"group": row["group"], "size": 0, "after": False, "problem": problem}]
+    cut = datetime.fromtimestamp(halves.after.begins, UTC)
+    return [
+        {
+            "group": row["group"],
+            "size": history_size(half),
+            "history": pickle.dumps(half),
+            "after": half is halves.after,
+            "cut": cut,
+        }
+        for half in halves
+    ]
+
+
+def _replay_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    schema = arrow_schema(_HALF_RESULTS)
+    for batch in batches:
+        for row in batch.to_pylist():
+            result = replay_pair(row) | {name: row[name] for name in ("group", "policy", "after", "cut")}
+            yield pa.RecordBatch.from_pylist([{name: result.get(name) for name in schema.names}], schema=schema)
+
+
+def _judge_group(results: list[dict[str, Any]], *, weights: CostWeights, min_gain: float) -> list[dict[str, Any]]:
+    before = [row for row in results if not row["after"]]
+    after = [row for row in results if row["after"]]
+    return [{"cut": results[0]["cut"]} | judge_advice(before, after, weights, min_gain)]

@@ -1,0 +1,78 @@
+"""Links of the report: to a group's page and board, and downloads of figures that are inside the file."""
+
+import csv
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from html import escape
+from io import StringIO
+from typing import NamedTuple
+from urllib.parse import quote, urlencode, urlsplit
+
+from rota.pipeline.common.names import replace_unprintable
+from rota.pipeline.recommend.policy_manifests import parse_group_name
+from rota.pipeline.report.plots import escape_text
+
+BOARD_PATH = "/d/rota-group"  # of the chart's board of one group, in Grafana
+_FORMULA_STARTS = ("=", "+", "-", "@")  # a spreadsheet would run a text that begins so
+
+Cell = str | float | bool | None
+
+
+class ReportLinks(NamedTuple):
+    """Base URLs of the operator's page and of Grafana; None: no links."""
+
+    page_url: str | None = None
+    board_url: str | None = None
+
+
+def check_url(url: str, option: str) -> str:
+    """Return a base URL without a slash at its end; raise ValueError if it is no http or https URL."""
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and url.isprintable() and " " not in url
+    except ValueError:
+        is_valid = False
+    if not is_valid or parts.query or parts.fragment:
+        raise ValueError(
+            f"{option} {replace_unprintable(url)} is no base URL; give one such as https://rota.example.com"
+        )
+    return url.rstrip("/")
+
+
+def render_group_links(links: ReportLinks, group: str) -> str:
+    """Return links to a group's page and board as HTML; empty without base URLs or without a valid name."""
+    location = parse_group_name(group)
+    if not location:
+        return ""
+    urls: list[tuple[str, str]] = []
+    if links.page_url:
+        urls.append((f"{links.page_url}/#{quote(location.namespace)}/{quote(location.name)}", "operator's page"))
+    if links.board_url:
+        query = urlencode({"var-namespace": location.namespace, "var-group": location.name})
+        urls.append((f"{links.board_url}{BOARD_PATH}?{query}", "board"))
+    anchors = (
+        f'<a href="{escape(url, quote=True)}" rel="noreferrer" aria-label="{title} of {escape_text(group)}">{title}</a>'
+        for url, title in urls
+    )
+    return f'<p class="links">{" · ".join(anchors)}</p>' if urls else ""
+
+
+def render_download(name: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """Return a link that saves figures as a CSV file; they are inside the link, so the report stays one file."""
+    file = StringIO()
+    writer = csv.writer(file)
+    writer.writerow(columns)
+    writer.writerows([_csv_text(value) for value in row] for row in rows)
+    data = b64encode(file.getvalue().encode()).decode()
+    return (
+        f'<p class="links"><a href="data:text/csv;charset=utf-8;base64,{data}" download="{escape_text(name)}.csv">'
+        f"Download {escape_text(name)}.csv</a></p>"
+    )
+
+
+def _csv_text(value: Cell) -> Cell:
+    """Return a value for a cell; a text that looks like a formula gets an apostrophe, as spreadsheets do it."""
+    if not isinstance(value, str):
+        return value
+    text = replace_unprintable(value)
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text

@@ -1,0 +1,154 @@
+"""Runs of ingest: every line once, though runs are killed at any step or concurrent, and segments late or replaced."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.lake_folders import DAY, facts_of, ingest, reasons, table_rows, verdict_line, write_segment
+from rota.object_store import open_store
+from rota.pipeline.ingest import batch
+from rota.pipeline.lake.runs import PlannedSegment
+from rota.pipeline.lake.tables import Lake
+
+STEPS = [
+    f"{when} {step}"
+    for step in ("_rota/runs", "lake/verdict", "lake/quarantine", "lake/files", "_rota/snapshots")
+    for when in ("before", "after")
+]
+
+
+NOTHING_INGESTED = pa.table({"key": pa.array([], pa.string()), "etag": pa.array([], pa.string())})
+
+
+class KilledError(Exception):
+    """Ends an ingest at a step, as the kernel would end its process."""
+
+
+def end_at(killed_step: str) -> batch.AtStep:
+    def at_step(step: str) -> None:
+        if step == killed_step:
+            raise KilledError
+
+    return at_step
+
+
+def test_ingest_takes_only_new_segments_and_does_not_repeat_lines_of_earlier_runs(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(2))
+    first = ingest(spark, tmp_path)
+    assert (first.runs, first.segments, first.rows["verdict"], first.snapshot.number) == (1, 1, 2, 1)
+    unchanged = ingest(spark, tmp_path)
+    assert (unchanged.runs, unchanged.segments, unchanged.snapshot) == (0, 0, first.snapshot)
+    assert not any(unchanged.rows.values())
+    write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(3, 9))
+    write_segment(tmp_path, "08-c.jsonl.gz", verdict_line(2))  # a copy
+    second = ingest(spark, tmp_path)
+    assert (second.segments, second.rows["verdict"]) == (2, 1)
+    assert reasons(tmp_path) == ["R1", "R2", "R3"]
+    assert facts_of(spark, tmp_path, snapshot=1).verdict.count() == 2, "a snapshot never changes"
+
+
+def test_ingest_takes_late_segments_of_any_age_once(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "12-a.jsonl.gz", verdict_line(1, 12))
+    ingest(spark, tmp_path)
+    old_line = verdict_line(2).replace(b"2026-11-21", b"2024-02-29")
+    write_segment(tmp_path, "08-b.jsonl.gz", old_line, day="date=2024-02-29")
+    write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(3))
+    assert ingest(spark, tmp_path).rows["verdict"] == 2
+    write_segment(tmp_path, "09-copy.jsonl.gz", old_line, verdict_line(3), day="date=2024-02-29")
+    assert ingest(spark, tmp_path).rows["verdict"] == 0
+    assert reasons(tmp_path) == ["R1", "R2", "R3"]
+
+
+def test_ingest_reads_a_replaced_segment_again_and_counts_its_lines_once(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), b"torn\n")
+    ingest(spark, tmp_path)
+    path = write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), b"torn\n", verdict_line(2))
+    os.utime(path, (1, 1))
+    assert {kind: rows for kind, rows in ingest(spark, tmp_path).rows.items() if rows} == {"verdict": 1}
+    assert reasons(tmp_path) == ["R1", "R2"]
+    assert len(table_rows(tmp_path, "files")) == 2
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_ingest_killed_at_any_step_leaves_readers_at_the_older_snapshot_and_its_next_run_repeats_nothing(
+    spark: SparkSession, tmp_path: Path, step: str
+) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    ingest(spark, tmp_path)
+    write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(1), verdict_line(2), b"torn\n")
+    with pytest.raises(KilledError):
+        ingest(spark, tmp_path, end_at(step))
+    assert Lake(str(tmp_path)).snapshot().number == (2 if step == "after _rota/snapshots" else 1)
+    assert reasons(tmp_path) == (["R1", "R2"] if step == "after _rota/snapshots" else ["R1"])
+    # This segment is not in the plan of the killed run.
+    write_segment(tmp_path, "08-c.jsonl.gz", verdict_line(2), verdict_line(3))
+    ingest(spark, tmp_path)
+    assert reasons(tmp_path) == ["R1", "R2", "R3"]
+    assert [row["line"] for row in table_rows(tmp_path, "quarantine")] == ["torn"]
+    assert sorted(str(row["key"]) for row in table_rows(tmp_path, "files")) == [
+        f"{DAY}/08-{name}.jsonl.gz" for name in "abc"
+    ]
+
+
+def test_ingest_of_two_concurrent_processes_takes_each_line_once(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    ingest(spark, tmp_path)
+    write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(1), verdict_line(2), b"torn\n")
+    both_planned = Barrier(2)
+
+    def at_step(step: str) -> None:
+        if step == "before lake/verdict":
+            both_planned.wait(300)
+
+    with ThreadPoolExecutor(2) as pool:
+        summaries = list(pool.map(lambda _: ingest(spark, tmp_path, at_step), range(2)))
+    assert [summary.snapshot.run for summary in summaries] == [2, 2]
+    assert sum(summary.rows["verdict"] for summary in summaries) == 1
+    assert reasons(tmp_path) == ["R1", "R2"]
+    assert len(table_rows(tmp_path, "quarantine")) == 1
+    assert len(table_rows(tmp_path, "files")) == 2
+
+
+def test_ingest_of_a_segment_that_is_removed_before_it_is_read_takes_it_if_it_comes_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(2, 9))
+    hidden = path.with_name(".08-a")
+    with pytest.raises(KilledError):
+        ingest(spark, tmp_path, end_at("after _rota/runs"))
+    path.rename(hidden)
+    assert ingest(spark, tmp_path).rows["verdict"] == 1
+    [rejected] = table_rows(tmp_path, "quarantine")
+    assert (rejected["file"], rejected["line"]) == (f"{DAY}/08-a.jsonl.gz", "")
+    hidden.rename(path)
+    ingest(spark, tmp_path)
+    assert reasons(tmp_path) == ["R1", "R2"]
+
+
+def test_ingest_divides_many_segments_into_runs_of_limited_size(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "MAX_RUN_SEGMENTS", 2)
+    for hour in (8, 9, 10):
+        write_segment(tmp_path, f"{hour:02}-a.jsonl.gz", verdict_line(hour, hour))
+    summary = ingest(spark, tmp_path)
+    assert (summary.runs, summary.segments, summary.snapshot.number) == (2, 3, 2)
+    assert len(reasons(tmp_path)) == 3
+
+
+def test_ingest_limits_the_bytes_of_a_run_but_takes_at_least_one_segment(tmp_path: Path) -> None:
+    for name in "abc":
+        write_segment(tmp_path, f"08-{name}.jsonl.gz")
+    [first, *_] = segments = batch.find_new_segments(open_store(str(tmp_path / "journal")), NOTHING_INGESTED)
+    huge = [PlannedSegment(segment.key, batch.MAX_RUN_BYTES, segment.etag) for segment in segments]
+    assert batch.limit_run(huge) == huge[:1]
+    assert batch.limit_run([first, *huge]) == [first]
+    assert batch.limit_run(segments) == segments

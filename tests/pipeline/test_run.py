@@ -1,0 +1,212 @@
+"""`rota pipeline run`: all steps in one Spark application, its summary, its metrics, and what a failed step leaves."""
+
+import json
+import re
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner, Result
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import SparkSession
+
+from pipeline.lake_folders import DAY, verdict_line, write_file, write_segment
+from rota.cli import main
+from rota.cli.commands.pipeline import rollup
+from rota.cli.commands.pipeline.run.metrics import METRICS, MetricsOutput
+from rota.cli.commands.pipeline.run.summary import RunSummary
+from rota.pipeline.lake.tables import Lake
+from rota.records import journal_record
+
+STEADY = "kind: RebalancePolicy\nmetadata: {name: steady}\nspec: {strategy: Sticky}\n"
+GROUPS, HOURS = 2, 2
+
+
+class Gateway(NamedTuple):
+    """A server that takes what is pushed: paths and bodies."""
+
+    url: str
+    pushed: list[tuple[str, str]]
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    pushed: list[tuple[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            pushed.append((self.path, body.decode()))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield Gateway(f"http://127.0.0.1:{server.server_port}", pushed)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def rota(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["pipeline", *map(str, arguments)])
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Return the values of a text of metrics, by name and all labels but the lake."""
+    values: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [value for label, value in sample.labels.items() if label != "lake"]
+            values[(sample.name, *labels)] = sample.value
+    return values
+
+
+def tables_of(lake: Path) -> dict[str, int]:
+    return Lake(str(lake)).snapshot().tables
+
+
+def two_owners(lake: Path) -> Path:
+    """Write a journal in which a queue has two owners."""
+    owner = {"standing": "Ready", "queues": {"orders": {"broker-a": "0"}}}
+    rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
+    state = {"rules": {}, "members": {name: owner | {"uid": name} for name in ("a", "b")}, "releasing": []}
+    at = "2026-11-21T08:00:00.000Z"
+    record = journal_record("owners", "shop/orders", at, generation=1, unowned={}, **rules, **state)
+    write_segment(lake, "08-a.jsonl.gz", json.dumps(record).encode())
+    return lake
+
+
+def test_pipeline_run_writes_all_marts_and_summarizes_them_in_values_and_metrics(
+    spark: SparkSession, gateway: Gateway, tmp_path: Path
+) -> None:
+    assert spark.version  # the command takes its session
+    lake = tmp_path / "lake"
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(STEADY)
+    assert not rota("generate", "--groups", GROUPS, "--hours", HOURS, "--to", lake).exit_code
+    write_file(lake, "09-z.jsonl.gz", b"not gzip", day=DAY)
+    file = tmp_path / "metrics" / "rota.prom"
+    advice = ("--policies", policies, "--to", tmp_path / "advice")
+    outputs = ("--metrics-file", file, "--push-gateway", gateway.url)
+    result = rota("run", lake, *advice, *outputs, "-o", "json")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+
+    summary = json.loads(result.stdout)
+    assert summary["lake"] == str(lake)
+    assert summary["snapshot"] == {"read": 1, "published": 5}
+    assert list(summary["seconds"]) == ["ingest", "rollup", "audit", "simulate", "recommend"]
+    assert summary["rows"]["marts/rollup"] == GROUPS * HOURS
+    assert summary["rows"]["marts/results"] == GROUPS * 2
+    assert summary["rows"]["marts/chosen"] == GROUPS
+    assert summary["rows"]["lake/quarantine"] == summary["found"]["quarantined_lines"] == 1
+    assert summary["found"]["violations"].keys() == {"TwoOwners", "Unproved", "Unowned", "Unknown"}
+    assert (summary["found"]["gaps"], summary["found"]["recommended_changes"] in range(GROUPS + 1)) == (0, True)
+    assert tables_of(lake).keys() >= {f"marts/{name}" for name in ("rollup", "intervals", "results", "chosen")}
+    assert (tmp_path / "advice" / "report.html").exists()
+
+    values = samples(file.read_text())
+    assert {name for name, *_ in values} == {metric.name for metric in METRICS}
+    assert values["rota_pipeline_rows", "marts/rollup"] == GROUPS * HOURS
+    assert values["rota_pipeline_segments",] == summary["segments"]
+    assert values["rota_pipeline_quarantined_lines",] == 1
+    assert values["rota_pipeline_violations", "TwoOwners"] == 0
+    assert values["rota_pipeline_step_seconds", "rollup"] > 0
+    ((path, pushed),) = gateway.pushed
+    assert path.startswith("/metrics/job/rota-pipeline/lake@base64/")
+    assert samples(pushed) == values
+    assert [path.name for path in file.parent.iterdir()] == ["rota.prom"]
+
+
+def test_pipeline_run_fails_for_violations_only_if_asked(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark.version
+    lake = two_owners(tmp_path / "lake")
+    result = rota("run", lake)
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert re.search(r"^Violations of queue ownership: TwoOwners \d+", result.stdout, re.MULTILINE)
+    assert "1 new segment, 0 lines in quarantine, 0 gaps" in result.stdout
+    again = rota("run", lake, "--fail-on-violations")
+    assert again.exit_code == 1
+    assert "0 new segments" in again.stdout
+    assert "recommended" not in again.stdout
+
+
+def test_pipeline_run_keeps_the_snapshots_of_steps_before_the_one_that_fails(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/var/lib/rota")
+
+    assert spark.version
+    lake = two_owners(tmp_path / "lake")
+    file = tmp_path / "rota.prom"
+    monkeypatch.setattr(rollup, "write_audit", fail)
+    result = rota("run", lake, "--metrics-file", file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == "rota: /var/lib/rota cannot be read or written: No space left on device"
+    assert tables_of(lake).keys() >= {"lake/owners", "marts/rollup"}
+    assert "marts/violations" not in tables_of(lake)
+    assert not file.exists(), "only a run that completes has metrics"
+
+
+def test_pipeline_run_without_a_journal_reads_the_history_of_the_lake(spark: SparkSession, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    segment = write_segment(lake, "08-a.jsonl.gz", verdict_line(1))
+    assert spark.version
+    assert rota("ingest", lake).exit_code == 0
+    segment.unlink()
+    result = rota("run", lake)
+    assert (result.exit_code, "contains no segment" in result.stderr) == (0, True), result.stderr
+    assert "marts/rollup" in tables_of(lake)
+
+
+# Without Spark.
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--policies", "p.yaml"], "--policies and --to belong together"),
+        (["--to", "advice"], "--policies and --to belong together"),
+        (["--metrics-file", "rota.txt"], "--metrics-file rota.txt must end with .prom"),
+        (["--metrics-file", "p.yaml/rota.prom"], "--metrics-file p.yaml/rota.prom cannot be a folder, because "),
+        (["--push-gateway", "pushgateway:9091"], "--push-gateway must be a URL without a user name"),
+        (["--push-gateway", "http://me:secret@pushgateway"], "--push-gateway must be a URL without a user name"),
+        ([], "lake/journal contains no segment of a journal"),
+    ],
+)
+def test_pipeline_run_rejects_options_before_spark_starts(
+    options: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    Path("p.yaml").write_text(STEADY)
+    result = rota("run", "lake", *options)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert error in result.stderr
+
+
+def test_pipeline_run_with_if_any_succeeds_without_a_journal(tmp_path: Path) -> None:
+    result = rota("run", tmp_path / "lake", "--if-any")
+    assert (result.exit_code, result.stderr, result.stdout.count("\n")) == (0, "", 1)
+
+
+def test_pipeline_run_whose_metrics_cannot_be_written_still_succeeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "rota.prom"
+    folder.mkdir()
+    MetricsOutput(str(folder), "http://127.0.0.1:1").write(RunSummary("lake"))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[2].partition(" to ")[0].strip() for line in lines] == [
+        "the metrics were not written",
+        "the metrics were not pushed",
+    ]
+    assert list(tmp_path.iterdir()) == [folder]
