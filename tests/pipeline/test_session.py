@@ -9,7 +9,8 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from rota.pipeline.common.spark_session import SETTINGS, fit_partitions
+from rota.pipeline.common import spark_session
+from rota.pipeline.common.spark_session import SETTINGS, SMALL_SOURCE_BYTES, fit_partitions
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 CORES = os.cpu_count() or 1
@@ -49,3 +50,15 @@ def fitted_partitions(spark: SparkSession, configured: str, size_bytes: int) -> 
     spark.conf.set(PARTITIONS, configured)
     fit_partitions(spark, size_bytes)
     return spark.conf.get(PARTITIONS)
+
+
+@pytest.mark.parametrize(
+    ("source_bytes", "is_quick"),
+    [(0, True), (SMALL_SOURCE_BYTES, True), (SMALL_SOURCE_BYTES + 1, False), (None, False)],
+)
+def test_spark_session_of_a_small_source_uses_the_quick_compiler(
+    source_bytes: int | None, *, is_quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    settings = spark_session.local_settings(source_bytes)
+    assert ("-XX:TieredStopAtLevel=1" in settings["spark.driver.defaultJavaOptions"].split()) is is_quick

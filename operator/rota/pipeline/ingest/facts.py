@@ -43,7 +43,7 @@ class Facts:
 
 def read_facts(spark: SparkSession, lake: Lake, snapshot: LakeSnapshot, since: date | None = None) -> Facts:
     """Return the facts of a snapshot, or those of the day `since` and later days; rows are read when requested."""
-    fit_partitions(spark, _journal_bytes(lake, snapshot, since))
+    fit_partitions(spark, journal_bytes(lake, snapshot, since))
     tables: dict[str, DataFrame] = {}
     for kind, schema in HISTORY_SCHEMAS.items():
         rows = lake.read(spark, snapshot, f"lake/{kind}", since)
@@ -52,7 +52,7 @@ def read_facts(spark: SparkSession, lake: Lake, snapshot: LakeSnapshot, since: d
     return Facts(**tables | {"verdict": verdict, "rebalance": tables["rebalance"].transform(_first_endings)})
 
 
-def _journal_bytes(lake: Lake, snapshot: LakeSnapshot, since: date | None) -> int:
+def journal_bytes(lake: Lake, snapshot: LakeSnapshot, since: date | None) -> int:
     """Return the size of the segments that a history was made of."""
     days = None if since is None else ds.field("date") >= since
     files = lake.table(FILES_TABLE.name).to_arrow(snapshot.version(FILES_TABLE.name), ["size_bytes"], days)

@@ -21,7 +21,9 @@ from rota.timestamps import parse_time
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from rota.cli.commands.pipeline.opened_lake import OpenedLake
     from rota.cli.commands.pipeline.run.metrics import MetricsOutput
+    from rota.object_store import ObjectStore
 
 POLICIES_OPTION = click.option(
     "--policies", required=True, help="Files with the RebalancePolicies to try: a.yaml,b.yaml."
@@ -97,7 +99,7 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
             return
         with Progress() as progress:
             progress("starting Spark")
-            with _spark_session(name) as spark:
+            with _spark_session(name, _source_bytes(inputs)) as spark:
                 command(spark, progress, **inputs)
 
     return run
@@ -183,8 +185,21 @@ def translate_errors(install_command: str = INSTALL_COMMAND) -> Iterator[None]:
         raise
 
 
+def _source_bytes(inputs: Mapping[str, Any]) -> int | None:
+    """Return the compressed size of the records that a command reads; None if it is unknown."""
+    from rota.pipeline.ingest.facts import journal_bytes
+
+    if "opened" in inputs:
+        opened: OpenedLake = inputs["opened"]
+        return journal_bytes(opened.lake, opened.snapshot, opened.first_day(inputs.get("days")))
+    if inputs.get("journal") is None or "groups" in inputs:  # `generate` writes a journal
+        return None
+    journal: ObjectStore = inputs["journal"]
+    return sum(listed.size_bytes for listed in journal.list_objects())
+
+
 @contextmanager
-def _spark_session(command: str) -> Iterator["SparkSession"]:
+def _spark_session(command: str, source_bytes: int | None) -> Iterator["SparkSession"]:
     with translate_errors():
         from pyspark.sql import SparkSession
 
@@ -192,7 +207,7 @@ def _spark_session(command: str) -> Iterator["SparkSession"]:
 
         _check_java()
         existing_session = SparkSession.getActiveSession()  # of a program that embeds this command
-        spark = create_session(f"rota-pipeline-{command}")
+        spark = create_session(f"rota-pipeline-{command}", source_bytes=source_bytes)
         try:
             yield spark
         finally:
