@@ -94,7 +94,7 @@ def test_pipeline_run_writes_all_marts_and_summarizes_them_in_values_and_metrics
     assert not rota("generate", "--groups", GROUPS, "--hours", HOURS, "--to", lake).exit_code
     write_file(lake, "09-z.jsonl.gz", b"not gzip", day=DAY)
     file = tmp_path / "metrics" / "rota.prom"
-    advice = ("--policies", policies, "--to", tmp_path / "advice")
+    advice = ("--policies", policies, "--to", tmp_path / "advice", "--backtest")
     outputs = ("--metrics-file", file, "--push-gateway", gateway.url)
     result = rota("run", lake, *advice, *outputs, "-o", "json")
     assert result.exit_code == 0, (result.stderr, result.exception)
@@ -105,7 +105,7 @@ def test_pipeline_run_writes_all_marts_and_summarizes_them_in_values_and_metrics
     assert list(summary["seconds"]) == ["ingest", "rollup", "audit", "simulate", "recommend"]
     assert summary["rows"]["marts/rollup"] == GROUPS * HOURS
     assert summary["rows"]["marts/results"] == GROUPS * 2
-    assert summary["rows"]["marts/chosen"] == GROUPS
+    assert summary["rows"]["marts/chosen"] == summary["rows"]["marts/backtest"] == GROUPS
     assert summary["rows"]["lake/quarantine"] == summary["found"]["quarantined_lines"] == 1
     assert summary["found"]["violations"].keys() == {"TwoOwners", "Unproved", "Unowned", "Unknown"}
     assert (summary["found"]["gaps"], summary["found"]["recommended_changes"] in range(GROUPS + 1)) == (0, True)

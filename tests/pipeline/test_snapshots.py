@@ -81,19 +81,6 @@ def test_lake_snapshot_as_of_a_time_is_the_newest_not_later(store: ObjectStore) 
         snapshots.as_of(NOON)
 
 
-def test_lake_table_was_published_by_the_oldest_snapshot_with_its_version(store: ObjectStore) -> None:
-    versions = {2: {}, 3: {"marts/chosen": 0}, 4: {"marts/chosen": 0}, 6: {"marts/chosen": 3}, 7: {"marts/chosen": 3}}
-    for number, tables in versions.items():
-        snapshot = LakeSnapshot(number, NOON + timedelta(hours=number), run=1, tables=tables)
-        assert store.create(f"_rota/snapshots/{number}.json", msgspec.json.encode(snapshot))
-    snapshots = SnapshotStore(store)
-    published = {number: snapshots.published_at(snapshots.get(number), "marts/chosen") for number in versions}
-    hours = {number: published_at and published_at - NOON for number, published_at in published.items()}
-    assert hours == {2: None} | {number: timedelta(hours=3) for number in (3, 4)} | {
-        number: timedelta(hours=6) for number in (6, 7)
-    }
-
-
 def test_lake_snapshot_is_never_older_than_the_one_before_whatever_the_clock_shows(store: ObjectStore) -> None:
     future = datetime.now(UTC) + timedelta(days=1)
     store_snapshot(store, 1, future)

@@ -1,7 +1,7 @@
 """Tables of a lake by Spark: append, merge and replace in one commit each, and read at a version."""
 
 from collections.abc import Iterable
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,22 @@ def test_table_without_partitions_is_replaced_as_a_whole(spark: SparkSession, tm
     snapshot = lake.snapshots.publish(lake.snapshots.latest(), {"marts/chosen": chosen.version()})
     assert [found["use"] for found in lake.read(spark, snapshot, "marts/chosen").collect()] == ["b"]
     assert [found["use"] for found in chosen.read(spark, 0).collect()] == ["a"]
+
+
+def test_table_tells_when_the_newest_rows_of_a_version_were_written(spark: SparkSession, table: Table) -> None:
+    before = datetime.now(UTC) - timedelta(milliseconds=1)  # a log has milliseconds
+    assert table.written_at(None) is None
+    table.replace(frame(spark, "a"), None)
+    between = datetime.now(UTC)
+    table.append(frame(spark, "b"), run=1)
+    table.replace(frame(spark, ""), None)
+    first = table.written_at(0)
+    second = table.written_at(1)
+    assert first
+    assert second
+    assert before <= first <= between
+    assert first <= second <= datetime.now(UTC)
+    assert table.written_at(2) is None
 
 
 def test_table_columns_that_were_added_later_are_null_in_older_files(spark: SparkSession, table: Table) -> None:

@@ -6,7 +6,7 @@ The format stays readable for all tools: reader version 1, writer version 2, no 
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ class DataFile(NamedTuple):
     size_bytes: int
     rows: int | None  # None: another program has added the file without statistics
     partition: Mapping[str, str | None]  # values by partition column, as in the log
+    added_at: datetime | None = None  # when it was committed; None: not yet
 
     @property
     def date(self) -> str | None:
@@ -173,7 +174,13 @@ def list_files(table: DeltaTable | None, dates: Iterable[str | None] | None = No
         return []
     wanted = None if dates is None else set(dates)
     files = [
-        DataFile(row["path"], row["size_bytes"], row.get("num_records"), _partition_texts(row.get("partition")))
+        DataFile(
+            row["path"],
+            row["size_bytes"],
+            row.get("num_records"),
+            _partition_texts(row.get("partition")),
+            datetime.fromtimestamp(row["modification_time"] / 1000, UTC),
+        )
         for row in pa.table(table.get_add_actions()).to_pylist()
     ]
     return [file for file in files if wanted is None or file.date in wanted]

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -81,19 +81,6 @@ class SnapshotStore:
         if not newest.number:
             raise ValueError(f"{self._store.uri} has no snapshot yet; `rota pipeline ingest` makes one from a journal")
         return newest
-
-    def published_at(self, snapshot: LakeSnapshot, table: str) -> datetime | None:
-        """Return the time of the oldest snapshot that has a table as `snapshot` has it; None if it has no such table.
-
-        Snapshots that were deleted are not considered.
-        """
-        version = snapshot.version(table)
-        if version is None:
-            return None
-        numbers = [number for number in self.numbers() if number < snapshot.number]
-        # Versions never decrease: a command whose table was published meanwhile by another one publishes nothing.
-        index = bisect_left(numbers, version, key=lambda number: self._read(number).tables.get(table, -1))
-        return self._read(numbers[index]).created_at if index < len(numbers) else snapshot.created_at
 
     def publish(self, base: LakeSnapshot, tables: Mapping[str, int | None], run: int | None = None) -> LakeSnapshot:
         """Publish new versions of tables on top of a snapshot; a version of None is of a table that does not exist.

@@ -68,6 +68,10 @@ class Table:
         """Return the number of rows of a version, by the log alone."""
         return sum(file.rows or 0 for file in _files_since(self._load_readable(version), since))
 
+    def written_at(self, version: int | None) -> datetime | None:
+        """Return when the newest file of a version was committed; None if it has no files."""
+        return max((file.added_at for file in list_files(self._load_readable(version)) if file.added_at), default=None)
+
     def dataset(self, version: int | None, since: date | None = None) -> ds.Dataset:
         """Return the rows of a version as a dataset of pyarrow, for readers without Spark."""
         table = self._load_readable(version)

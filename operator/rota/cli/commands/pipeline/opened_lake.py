@@ -46,9 +46,9 @@ class OpenedLake:
         """Return the rows of a table in the snapshot, without those that this command writes."""
         return self.lake.read(spark, self.snapshot, name)
 
-    def published_at(self, name: str) -> datetime | None:
-        """Return when a table of the snapshot was published; None if the snapshot lacks the table."""
-        return self.lake.snapshots.published_at(self.snapshot, name)
+    def written_at(self, name: str) -> datetime | None:
+        """Return when the newest rows of a table in the snapshot were written; None if it has no rows."""
+        return self.lake.table(name).written_at(self.snapshot.version(name))
 
     def first_day(self, days: int | None) -> date | None:
         """Return the first of the history's last days; None: its first one."""

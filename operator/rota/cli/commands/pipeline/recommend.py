@@ -110,8 +110,8 @@ def read_earlier_advice(spark: "SparkSession", opened: OpenedLake) -> "EarlierAd
     from rota.pipeline.report.earlier_advice import EarlierAdvice
     from rota.pipeline.report.outputs import CHOSEN_TABLE
 
-    published = opened.published_at(CHOSEN_TABLE)
-    return EarlierAdvice(opened.read(spark, CHOSEN_TABLE), published.timestamp()) if published else None
+    written_at = opened.written_at(CHOSEN_TABLE)
+    return EarlierAdvice(opened.read(spark, CHOSEN_TABLE), written_at.timestamp()) if written_at else None
 
 
 def _run_backtest(
