@@ -265,9 +265,10 @@ async def _every_panel_has_data(watched: Watched) -> None:
 
 
 async def _rebalance_costs_have_figures(watched: Watched) -> None:
-    """Each expression of the metrics page has a figure for the minute of the handovers."""
+    """Each expression of the metrics page for that has a figure for the minute of the handovers."""
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
-    for expression in page.partition("```promql\n")[2].partition("```")[0].splitlines():
+    section = page.partition("## Cost of a rebalance")[2]
+    for expression in section.partition("```promql\n")[2].partition("```")[0].splitlines():
 
         async def has_figure(expression: str = expression) -> list[dict[str, Any]]:
             samples = await asyncio.to_thread(watched.prometheus.query, expression)
