@@ -38,6 +38,7 @@ ELSEWHERE = {
     "kubectl wait cg/orders --for=condition=Stalled": "tests/kube/test_gitops.py",
     "kubectl patch secret rota-operator-key": "tests/kube/test_operator.py",
     "rota pipeline ": "tests/pipeline/test_docs_page.py",
+    "rota history": "tests/pipeline/test_history.py",
     "sha256sum --check": "tests/chart/test_release.py",
     "make demo": "tests/ground/tests/test_demo.py",
     "make install": ".ci/run",
