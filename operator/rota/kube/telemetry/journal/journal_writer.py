@@ -33,6 +33,7 @@ JournalRecord = Mapping[str, Any]
 
 _UNIT_EXPONENTS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}  # of 1000, or of 1024 with an i
 
+_CONTAINERS = {dict, list}
 _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
 
@@ -253,16 +254,12 @@ class Journal:
             _log.error("The journal %s cannot be written: %s; records are dropped until it can", where, reason)
 
 
-def _count_values(record: JournalRecord) -> int:
-    """Estimate the number of values in a record. Elements of a container count like its first one, for speed."""
-    return len(record) + sum(_count_nested_values(value) for value in record.values() if type(value) is dict)
-
-
-def _count_nested_values(value: Any) -> int:
-    if not value or type(value) not in {dict, list}:
-        return 1
-    elements = value.values() if type(value) is dict else value
-    return len(value) * (1 + _count_nested_values(next(iter(elements))))
+def _count_values(container: Mapping[str, Any] | list[Any]) -> int:
+    """Count the values in a record, with those in nested containers; elements of a list are all of one type."""
+    if isinstance(container, list):
+        nested = container if container and type(container[0]) in _CONTAINERS else []
+        return len(container) + sum(map(_count_values, nested))
+    return len(container) + sum(_count_values(value) for value in container.values() if type(value) in _CONTAINERS)
 
 
 @lru_cache(100)

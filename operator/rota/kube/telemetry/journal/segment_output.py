@@ -1,6 +1,7 @@
 """Output of the journal to a folder or bucket: a spool, and the thread that ships its segments."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -88,18 +89,42 @@ class SegmentOutput:
 def _find_spool(place: JournalPlace, store: ObjectStore) -> Path:
     """Return the spool's folder; raise ValueError if it cannot be written."""
     if not place.spool and isinstance(store, FolderStore):
-        return Path(store.uri) / HIDDEN_SPOOL
+        folder = Path(store.uri) / HIDDEN_SPOOL
+        _check_locks(f"--journal {store.uri}", folder)
+        return folder
     if place.spool:
         folder = Path(place.spool).absolute()
     else:
         own = Path(tempfile.gettempdir()) / f"rota-journal-{os.getuid()}"
-        own.mkdir(mode=0o700, exist_ok=True)
-        if own.is_symlink() or own.stat().st_uid != os.getuid():  # everyone may write to /tmp
-            raise ValueError(f"{own} belongs to another user; choose a folder by --journal-spool")
+        _check_own(own)
         # A folder for each destination, so that no journal ships the segments of another one.
         folder = own / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
     _check_writable(f"--journal-spool {folder}", folder)
+    _check_locks(f"--journal-spool {folder}", folder)
     return folder
+
+
+def _check_own(folder: Path) -> None:
+    """Raise ValueError if another user could change a folder: everyone may write to /tmp."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        is_own = not folder.is_symlink() and folder.stat().st_uid == os.getuid()
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be created: {error.strerror}; choose a folder by --journal-spool") from error
+    if not is_own:
+        raise ValueError(f"{folder} belongs to another user; choose a folder by --journal-spool")
+
+
+def _check_locks(option: str, folder: Path) -> None:
+    """Raise ValueError if files cannot be locked in a folder: another process would store its segments, too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in TRANSIENT_ERRNOS:
+            reason = f"files cannot be locked on its file system ({error.strerror})"
+            raise ValueError(f"{option}: {reason}; choose a local folder by --journal-spool") from error
 
 
 def _check_writable(option: str, folder: Path) -> None:

@@ -109,6 +109,11 @@ def spool_folder(name: SegmentName) -> str:
     return key.partition("/")[2][len("00-") : -len(f"-000000{SUFFIX}")]
 
 
+def is_spool_folder(folder: str) -> bool:
+    """Whether a folder has the name of a process' folder in the spool."""
+    return parse_spool_path(folder, f"2026-01-01T00-000000{SPOOL_SUFFIX}") is not None
+
+
 def parse_spool_path(folder: str, file: str) -> SegmentName | None:
     """Return the segment of a file in the spool; None if it is none."""
     match = _SPOOL_FILE.fullmatch(file)

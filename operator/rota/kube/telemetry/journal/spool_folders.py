@@ -12,7 +12,12 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rota.kube.telemetry.journal.segment_rules import ClosedSegment, parse_spool_path, spool_folder
+from rota.kube.telemetry.journal.segment_rules import (
+    ClosedSegment,
+    is_spool_folder,
+    parse_spool_path,
+    spool_folder,
+)
 from rota.object_store.segments import SegmentName
 
 IDLE_SECONDS = 600.0  # since the last change in the folder of another pod
@@ -31,7 +36,7 @@ class SpoolFolders:
         self._locks: dict[str, int] = {}  # descriptors of the locks, by the names of folders
 
     def create_own(self) -> None:
-        """Create the folder of this process, unless that was done; raise OSError if it fails.
+        """Create the folder of this process, unless that was done; raise OSError if it fails, and leave no folder then.
 
         If another process has or had the same names, `process` gets a later start.
         """
@@ -43,7 +48,7 @@ class SpoolFolders:
                 if not folder.is_dir():  # the spool itself is a file
                     raise
             else:
-                self._has_own = self._lock(folder.name)
+                self._has_own = self._lock_new(folder)
                 if self._has_own:
                     return
             start = calendar.timegm(time.strptime(self.process.start, _START)) + 1
@@ -53,8 +58,9 @@ class SpoolFolders:
         """Lock the folders of processes that have ended, and return their segments."""
         adopted: list[ClosedSegment] = []
         for folder in self._other_folders():
-            if self._may_adopt(folder) and self._lock(folder.name):
-                adopted += self._segments_in(folder)
+            with suppress(OSError):  # deleted, or not readable: there is another try later
+                if self._may_adopt(folder) and self._lock(folder.name):
+                    adopted += self._segments_in(folder)
         return adopted
 
     def release(self, needed: Collection[str]) -> None:
@@ -71,8 +77,9 @@ class SpoolFolders:
             os.close(self._locks.pop(folder))
 
     def _other_folders(self) -> list[Path]:
+        """Return the folders of other processes: a user may have put other ones beside them."""
         try:
-            return sorted(path for path in self.root.iterdir() if path.name not in self._locks and path.is_dir())
+            return sorted(path for path in self.root.iterdir() if path.name not in self._locks and _is_spool(path))
         except OSError:  # deleted, or its disk fails: there is another try later
             return []
 
@@ -93,16 +100,29 @@ class SpoolFolders:
                 if name and path.is_file() and not path.is_symlink():
                     yield ClosedSegment(name, path.stat().st_size, None)
 
-    def _lock(self, folder: str) -> bool:
-        """Lock a folder; return False if another process has, or if that is not possible."""
+    def _lock_new(self, folder: Path) -> bool:
+        """Lock a folder that was just made; remove it and raise OSError if the file system or the process cannot."""
         try:
-            descriptor = os.open(self.root / folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            return self._lock(folder.name)
         except OSError:
-            return False
+            with suppress(OSError):
+                (folder / _LOCK).unlink(missing_ok=True)
+                folder.rmdir()
+            raise
+
+    def _lock(self, folder: str) -> bool:
+        """Lock a folder; return False if another process has locked it, and raise OSError if that is not possible."""
+        descriptor = os.open(self.root / folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(descriptor)
-            return False
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
         self._locks[folder] = descriptor
         return True
+
+
+def _is_spool(path: Path) -> bool:
+    return is_spool_folder(path.name) and path.is_dir() and not path.is_symlink()

@@ -348,3 +348,23 @@ def test_journal_drops_only_records_that_cannot_be_encoded(tmp_path: Path, caplo
     assert lines_by_hour(tmp_path)[HOUR] == [encode_line(a_record(1)), encode_line(a_record(2))]
     assert journal.dropped_records == 3
     assert "surrogates not allowed" in caplog.messages[0]
+
+
+def count_values(value: object) -> int:
+    elements = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return len(elements) + sum(map(count_values, elements))
+
+
+def test_journal_counts_all_values_that_wait_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(Spool, "append", lambda *_: released.wait())
+    columns = {name: [*range(1000)] for name in ("ids", "first", "last", "committed")}
+    retries = {name: [0] for name in columns}
+    topics = {"%RETRY%g": {"broker-a": retries}, "orders": {"broker-a": columns, "broker-b": columns}}
+    releasing = [{"from": "a", "queues": {}}, {"from": "b", "queues": {"orders": {"broker-a": "1-3"}}}]
+    record = a_record() | {"topics": topics, "releasing": releasing}
+    journal = Journal(str(tmp_path), "a")
+    journal.write([record])
+    assert journal._unwritten_values >= count_values(record) > 8000
+    released.set()
+    journal.close()

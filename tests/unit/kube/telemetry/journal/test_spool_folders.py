@@ -1,0 +1,113 @@
+"""The spool's folders: each locked by its process, and nothing else in the spool is touched."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rota.kube.telemetry.journal.journal_writer import Journal
+from rota.kube.telemetry.journal.segment_rules import ClosedSegment
+from rota.kube.telemetry.journal.spool_folders import SpoolFolders
+from rota.object_store.segments import SegmentName
+from rota.records import journal_record
+
+HOUR = "2026-11-21T09"
+PROCESS = SegmentName("", "rota-a", "0f8e1c5a", "20261121T075812Z", 0)
+LONG_AGO = 1_000_000_000.0
+
+
+def refuse_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def refuse_to_open_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_open = os.open
+
+    def refuse(path: Path, *arguments: int) -> int:
+        if Path(path).name == "lock":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real_open(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def a_record() -> dict[str, object]:
+    fields = {"strategy": "Sticky", "reason": "MemberJoined", "message": "", "members": 3, "queues": 8, "held": None}
+    return journal_record("plan", "shop/orders", f"{HOUR}:00:00.000Z", generation=1, **fields)
+
+
+def test_journal_rejects_a_spool_on_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_locks(monkeypatch)
+    sentence = (
+        r"^--journal .*: files cannot be locked .*\(No locks available\); choose a local folder by --journal-spool$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        Journal(str(tmp_path), "a")
+    with pytest.raises(ValueError, match=r"^--journal-spool .*: files cannot be locked"):
+        Journal("s3://bucket/x", "a", spool=str(tmp_path))
+
+
+@pytest.mark.parametrize("refuse", [refuse_locks, refuse_to_open_locks])
+def test_journal_that_can_no_longer_lock_its_spool_drops_records_and_makes_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuse: Callable[..., None]
+) -> None:
+    journal = Journal(str(tmp_path), "a")
+    refuse(monkeypatch)
+    journal.write([a_record(), a_record()])
+    journal.close()
+    assert journal.dropped_records == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert not [*(tmp_path / ".spool").iterdir()]
+
+
+def test_journal_spool_takes_the_next_name_where_another_process_has_its_folder(tmp_path: Path) -> None:
+    first = SpoolFolders(tmp_path, PROCESS)
+    first.create_own()
+    second = SpoolFolders(tmp_path, PROCESS)
+    second.create_own()
+    assert (first.process.start, second.process.start) == ("20261121T075812Z", "20261121T075813Z")
+
+
+@pytest.mark.parametrize("name", ["photos", "lost+found", "rota-a", "a-b-20261121"])
+def test_journal_spool_leaves_folders_of_users(tmp_path: Path, name: str) -> None:
+    empty = tmp_path / name
+    locked = tmp_path / f"{name}-2"
+    for folder in (empty, locked):
+        folder.mkdir()
+    (locked / "lock").touch()
+    for path in (locked / "lock", locked, empty):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    folders = SpoolFolders(tmp_path, PROCESS)
+    assert folders.adopt() == []
+    folders.release([])
+    assert [*locked.iterdir()] == [locked / "lock"]
+    assert empty.is_dir()
+
+
+def test_journal_spool_follows_no_link_to_a_folder(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"{HOUR}-000001.jsonl").write_text("{}\n")
+    root = tmp_path / "spool"
+    root.mkdir()
+    (root / "rota-a-0f8e1c5a-20261121T070000Z").symlink_to(other)
+    folders = SpoolFolders(root, PROCESS)
+    assert folders.adopt() == []
+    folders.release([])
+    assert [path.name for path in other.iterdir()] == [f"{HOUR}-000001.jsonl"]
+
+
+def test_journal_spool_adopts_the_folder_of_an_ended_process(tmp_path: Path) -> None:
+    folder = tmp_path / "rota-a-0f8e1c5a-20261121T070000Z"
+    folder.mkdir()
+    (folder / f"{HOUR}-000001.jsonl").write_text("{}\n")
+    name = PROCESS._replace(hour=HOUR, start="20261121T070000Z", sequence=1)
+    assert SpoolFolders(tmp_path, PROCESS).adopt() == [ClosedSegment(name, 3, None)]
