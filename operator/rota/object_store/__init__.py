@@ -5,14 +5,16 @@ The journal's segments, the runs of ingest and the snapshots of a lake are such 
 
 from pathlib import Path
 
-from rota.object_store.folder import FolderStore
-from rota.object_store.interface import ObjectInfo, ObjectStore, StoreError, create_same
+from rota.object_store.folder import LOST_FOUND, FolderStore
+from rota.object_store.interface import NotAnObjectError, ObjectInfo, ObjectStore, StoreError, create_same
 from rota.object_store.location import FOLDER_SCHEME, Location, parse_location
 
 __all__ = [
     "FOLDER_SCHEME",
+    "LOST_FOUND",
     "FolderStore",
     "Location",
+    "NotAnObjectError",
     "ObjectInfo",
     "ObjectStore",
     "StoreError",

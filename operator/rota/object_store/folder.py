@@ -9,14 +9,15 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rota.object_store.interface import ObjectInfo, StoreError
+from rota.object_store.interface import NotAnObjectError, ObjectInfo, StoreError
 
+LOST_FOUND = "lost+found"  # at the root of ext4, where only root may read it
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 class FolderStore:
-    """Objects in a folder. Files and folders with a name that begins with a dot are not listed."""
+    """Objects in a folder. Files and folders with a name that begins with a dot are not listed, nor is lost+found."""
 
     def __init__(self, folder: Path) -> None:
         self._root = folder.absolute()
@@ -26,7 +27,8 @@ class FolderStore:
         """Yield the regular files below the folder `prefix`."""
         top = self._path(prefix) if prefix.strip("/") else self._root
         for folder, folders, names in os.walk(top, onerror=self._raise_unreadable):
-            folders[:] = [name for name in folders if not name.startswith(".")]
+            is_root = folder == self.uri
+            folders[:] = [name for name in folders if not name.startswith(".") and not (is_root and name == LOST_FOUND)]
             for name in names:
                 if not name.startswith("."):
                     yield from self._describe(Path(folder, name))
@@ -47,15 +49,13 @@ class FolderStore:
         """Return a file's content. Links and pipes are refused: opening them could block, or leave the folder."""
         path = self._path(key)
         try:
-            with os.fdopen(os.open(path, _READ_FLAGS), "rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise StoreError(f"{path} is not a regular file")
-                return file.read()
+            return _read_regular(path)
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
         except OSError as error:
-            reason = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-            raise StoreError(f"{path} cannot be read: {reason}") from error
+            if error.errno == errno.ELOOP:
+                raise NotAnObjectError(f"{path} cannot be read: it is a symbolic link") from error
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
 
     def create(self, key: str, data: bytes) -> bool:
         """Store a file as a whole; return False if it exists."""
@@ -92,6 +92,16 @@ class FolderStore:
         if "\0" in key or not all(part not in {"", ".", ".."} for part in parts):
             raise StoreError(f"{self.uri}: {key!r} is not a valid key")
         return self._root.joinpath(*parts)
+
+
+def _read_regular(path: Path) -> bytes:
+    descriptor = os.open(path, _READ_FLAGS)
+    is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    if not is_regular:
+        os.close(descriptor)  # of a folder, no file object can be made that would close it
+        raise NotAnObjectError(f"{path} is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
 
 
 def _write_durably(path: Path, data: bytes) -> None:

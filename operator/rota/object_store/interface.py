@@ -9,6 +9,10 @@ class StoreError(Exception):
     """A store did not do what was asked; the message is a sentence for users."""
 
 
+class NotAnObjectError(StoreError):
+    """The key belongs to something that no store has created, such as a folder or a link."""
+
+
 class ObjectInfo(NamedTuple):
     """A stored object, as a listing describes it."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.object_store import FolderStore, StoreError, create_same, open_store, parse_location
+from rota.object_store import FolderStore, NotAnObjectError, StoreError, create_same, open_store, parse_location
 from rota.object_store.bucket_errors import explain_error
 from rota.object_store.segments import SegmentName, parse_segment, segment_hour
 
@@ -176,6 +176,27 @@ def test_lake_folder_refuses_links_and_pipes(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="pipe is not a regular file"):
         store.read("pipe")
     assert not store.create("link", b"")
+
+
+def test_lake_folder_at_the_root_of_a_disk_is_listed_without_its_lost_files(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    for key in ("lost+found/x", "date=2026-11-21/lost+found/x", "a"):
+        store.create(key, b"")
+    assert sorted(info.key for info in store.list_objects()) == ["a", "date=2026-11-21/lost+found/x"]
+
+
+def _count_descriptors() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_lake_folder_at_a_key_is_refused_without_a_descriptor_that_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    store = FolderStore(tmp_path)
+    before = _count_descriptors() if sys.platform == "linux" else 0
+    for _ in range(10):
+        with pytest.raises(NotAnObjectError, match="is not a regular file"):
+            store.read("a")
+    assert sys.platform != "linux" or _count_descriptors() < before + 10
 
 
 def test_lake_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

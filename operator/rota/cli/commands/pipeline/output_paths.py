@@ -6,12 +6,12 @@ All checks run before Spark starts, so that a typing error is reported at once.
 import os
 from pathlib import Path
 
-from rota.object_store import FOLDER_SCHEME, parse_location
+from rota.object_store import FOLDER_SCHEME, LOST_FOUND, parse_location
 from rota.pipeline.common.names import MANIFEST_FIRST_LINE
 
 # The files that `recommend` replaces, and the text with which such files start.
 REPLACED_FILES = {"policies/*.yaml": MANIFEST_FIRST_LINE, "report.html": "<!doctype html>"}
-LAKE_NAMES = {"journal", "lake", "marts", "_rota", "lost+found"}  # entries of a lake's root
+LAKE_NAMES = {"journal", "lake", "marts", "_rota", LOST_FOUND}  # entries of a lake's root
 
 
 def check_report_folder(to: str, lake: str) -> None:

@@ -62,8 +62,11 @@ class _Output(Protocol):
     def close_due(self) -> float | None:
         """Do what is due without new lines; return the seconds until the next call is needed."""
 
+    def finish(self) -> None:
+        """Complete what was appended, after the last line."""
+
     def close(self) -> None:
-        """Finish what was appended."""
+        """Store what was completed, for a limited time; from another thread, also if `finish` has not returned."""
 
 
 class _StdoutOutput:
@@ -77,6 +80,9 @@ class _StdoutOutput:
 
     def close_due(self) -> float | None:
         return None
+
+    def finish(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -168,27 +174,49 @@ class Journal:
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
             _log.error("The journal was closed before all records were written: its disk does not respond")
-        else:
-            self._output.close()
+        self._output.close()
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            idle_seconds = self._output.close_due()
+            idle_seconds = self._close_due()
             with self._condition:
+                drops = self._unreported_drops
                 # While drops are unreported, stop waiting after a while: the gap record needs no other record.
-                timeout = RETRY_SECONDS if self._unreported_drops else idle_seconds
-                self._condition.wait_for(lambda: self._queued or self._closing, timeout)
+                self._condition.wait_for(
+                    lambda: self._queued or self._closing or self._unreported_drops > drops,  # noqa: B023 - used at once
+                    RETRY_SECONDS if drops else idle_seconds,
+                )
                 records = self._queued
                 self._queued = []
                 values = self._unwritten_values
                 is_last = self._closing
-            # Only the first batch has a gap record.
-            self._write_batch(records[:MAX_BATCH_RECORDS], dropped=self._unreported_drops, is_forced=is_last)
-            for start in range(MAX_BATCH_RECORDS, len(records), MAX_BATCH_RECORDS):
-                self._write_batch(records[start : start + MAX_BATCH_RECORDS])
+            self._write_batches(records, is_last=is_last)
             with self._condition:
                 self._unwritten_values -= values
+        try:
+            self._output.finish()
+        except Exception as error:  # noqa: BLE001 - what is complete is stored all the same
+            _log.error("The journal's last segment cannot be completed: %r", error)
+
+    def _close_due(self) -> float | None:
+        try:
+            return self._output.close_due()
+        except Exception as error:  # noqa: BLE001 - the thread must not end before the operator does
+            _log.error("A segment of the journal cannot be completed: %r", error)
+            return RETRY_SECONDS
+
+    def _write_batches(self, records: list[JournalRecord], *, is_last: bool) -> None:
+        """Write records; those of a batch that fails are dropped, whatever the error is. The first has a gap record."""
+        for start in range(0, max(len(records), 1), MAX_BATCH_RECORDS):
+            batch = records[start : start + MAX_BATCH_RECORDS]
+            dropped = self._unreported_drops if start == 0 else 0
+            try:
+                self._write_batch(batch, dropped=dropped, is_forced=is_last and start == 0)
+            except Exception as error:  # noqa: BLE001 - the thread must not end before the operator does
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+                if batch:
+                    self._note_dropped(str(batch[0].get("at", "")), len(batch), repr(error))
 
     def _write_batch(self, records: list[JournalRecord], *, dropped: int = 0, is_forced: bool = False) -> None:
         """Write records, and a `gap` record of `dropped` ones; soon after a failure, only if `is_forced`."""
@@ -208,7 +236,7 @@ class Journal:
         # The unwritten lines are the last ones. A gap line among them is not lost: the next batch counts again.
         lost = record_lines[len(lines) - unwritten :]
         if lost:
-            self._note_dropped(lost[0].at, len(lost), reason)
+            self._note_dropped(min(line.at for line in lost), len(lost), reason)
 
     def _append_lines(self, lines: list[_Line]) -> tuple[int, str]:
         """Write lines, one write per hour; return how many could not be written, and the reason."""
@@ -238,15 +266,18 @@ class Journal:
 
     def _note_spool_drop(self, lost: LostRecords) -> None:
         """Count records that were dropped since they could not be shipped; the shipper has logged the reason."""
-        self._note_dropped(lost.since or format_time(time.time()), lost.records, "")
+        self._note_dropped(lost.since, lost.records, "", reported=lost.reported)
 
-    def _note_dropped(self, at: str, count: int, reason: str) -> None:
-        """Count dropped records; log the first reason since records could be written."""
+    def _note_dropped(self, at: str, count: int, reason: str, *, reported: int = 0) -> None:
+        """Count dropped records; log the first reason since records could be written.
+
+        `reported` records were counted before, but the gap record that reported them is dropped, too.
+        """
         with self._condition:
-            if not self._unreported_drops:
-                self._first_drop_at = at
-            self._unreported_drops += count
+            self._first_drop_at = min(at, self._first_drop_at) if self._unreported_drops else at
+            self._unreported_drops += count + reported
             self.dropped_records += count
+            self._condition.notify()
             is_logged = bool(reason) and not self._is_failure_logged
             self._is_failure_logged |= is_logged
         if is_logged:

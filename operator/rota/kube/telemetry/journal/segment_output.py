@@ -21,7 +21,7 @@ from rota.object_store.segments import SegmentName
 
 HIDDEN_SPOOL = ".spool"  # in a folder
 SPOOL_PARTS = 10  # of a folder's limit, a tenth is for the spool
-SHIP_CLOSE_SECONDS = 10.0  # for the last segments when the operator ends
+SHIP_CLOSE_SECONDS = 25.0  # for the last segments when the operator ends
 TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
 
 
@@ -65,9 +65,12 @@ class SegmentOutput:
         """Start to ship; segments of ended processes come first."""
         self._shipper.start()
 
+    def finish(self) -> None:
+        """Close the last segments."""
+        self._spool.close_all()
+
     def close(self) -> None:
         """Ship what is left, for a limited time."""
-        self._spool.close_all()
         self._shipper.close(SHIP_CLOSE_SECONDS)
 
     @property

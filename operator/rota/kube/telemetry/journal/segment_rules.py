@@ -27,6 +27,8 @@ class OpenSegment(NamedTuple):
     name: SegmentName
     opened_at: float  # of the monotonic clock
     size_bytes: int
+    records: int = 0
+    since: str = ""  # time of the first one
 
 
 class ClosedSegment(NamedTuple):
@@ -35,13 +37,21 @@ class ClosedSegment(NamedTuple):
     name: SegmentName
     size_bytes: int
     records: int | None  # None: not known, since another process has written it
+    since: str = ""  # time of the first one; empty: not known
+    failure: str = ""  # of its disk, when the file was closed
+
+    @property
+    def earliest(self) -> str:
+        """A time that none of its records precedes."""
+        return self.since or f"{self.name.hour}:00:00.000Z"
 
 
 class LostRecords(NamedTuple):
     """Records that are dropped with a segment."""
 
     records: int
-    since: str  # time of the first one; empty: not known
+    since: str  # time of the first one
+    reported: int = 0  # records that dropped `gap` records had reported; they were counted when they were lost
 
 
 def segment_bytes(limit_bytes: int) -> int:
@@ -83,19 +93,37 @@ def retry_seconds(failures: int) -> float:
 
 
 def whole_lines(data: bytes) -> bytes:
-    """Return data without an incomplete line at its end, which a killed process or a full disk has left."""
-    return data[: data.rfind(b"\n") + 1]
+    """Return data without incomplete lines: one at the end, left by a killed process or a full disk, and holes."""
+    whole = data[: data.rfind(b"\n") + 1]
+    if b"\0" not in whole:
+        return whole
+    return b"".join(line + b"\n" for line in whole.split(b"\n")[:-1] if b"\0" not in line)
 
 
-def count_lost(lines: bytes) -> LostRecords:
-    """Return what is lost with these lines; a `gap` among them counts as the records that it reports."""
-    count = 0
-    times: list[str] = []
+def first_time(lines: bytes) -> str:
+    """Return the time of the first line; empty: it has none."""
+    try:
+        return str(_decode(lines.partition(b"\n")[0])["at"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
+    """Return what is lost with a segment that has these lines: a `gap` among them counts as the records it reports."""
+    own = 0
+    reported = 0
+    times = [segment.since] if segment.since else []
     for line in lines.splitlines():
         record = _decode(line) if _GAP in line or not times else {}
-        count += record.get("missing", 1)
+        own += "missing" not in record
+        reported += record.get("missing", 0)
         times += [record[field] for field in ("at", "since") if field in record]
-    return LostRecords(count, min(times, default=""))
+    return LostRecords(own + count_missing(segment, lines), min(times, default=segment.earliest), reported)
+
+
+def count_missing(segment: ClosedSegment, lines: bytes) -> int:
+    """Return how many records were written to a segment that its lines lack."""
+    return max((segment.records or 0) - lines.count(b"\n"), 0)
 
 
 def spool_file(name: SegmentName) -> str:

@@ -7,13 +7,14 @@ import time
 import zlib
 
 from rota.kube.telemetry.journal.folder_retention import FolderRetention
-from rota.kube.telemetry.journal.segment_rules import ClosedSegment, retry_seconds
+from rota.kube.telemetry.journal.segment_rules import ClosedSegment, count_missing, retry_seconds
 from rota.kube.telemetry.journal.spool import Spool
-from rota.object_store import ObjectStore, StoreError
+from rota.object_store import NotAnObjectError, ObjectStore, StoreError
 from rota.object_store.segments import SegmentName
 from rota.sentences import pluralize
 
 ADOPT_SECONDS = 60.0  # between two searches for segments of processes that have ended
+CLOSE_RETRY_SECONDS = (0.2, 0.5, 1.0)  # after failures while the operator ends
 COMPRESSION_LEVEL = 6
 _GZIP = 31  # zlib's number of a window of 32 KiB with a header of gzip
 
@@ -31,7 +32,9 @@ class SegmentShipper:
         self._retention = retention  # of a folder; buckets have rules of their own
         self._failures = 0  # since the last success
         self._failing_since = 0.0
-        self._closing = False  # guarded by the spool's lock
+        self._adopt_at = 0.0
+        self._deadline: float | None = None  # set when the operator ends
+        self._close_failures = 0  # since then
         self._thread = threading.Thread(target=self._run, name="journal shipper", daemon=True)
 
     def start(self) -> None:
@@ -40,60 +43,91 @@ class SegmentShipper:
 
     def close(self, seconds: float) -> None:
         """Ship what is left, for at most so many seconds; the next process ships the rest."""
-        with self._spool.changed:
-            self._closing = True
-            self._spool.changed.notify_all()
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            _log.error("The journal was closed before all segments were shipped to %s", self._store.uri)
-            return
-        left = self._spool.close()
+        self._deadline = time.monotonic() + seconds
+        self._spool.notify()
+        self._thread.join(max(self._deadline - time.monotonic(), 0.0))
+        left = self._spool.left
         if left:
-            _log.error(
-                "%s of the journal could not be shipped; left in %s", pluralize(left, "segment"), self._spool.root
-            )
+            segments = pluralize(left, "segment")
+            _log.error("%s of the journal could not be stored; left in %s", segments, self._spool.root)
+        if not self._thread.is_alive():
+            self._spool.close()
 
     def _run(self) -> None:
-        adopt_at = 0.0
         while True:
-            is_closing = self._closing  # read first: when it is set, all segments are closed
-            if time.monotonic() >= adopt_at:
-                self._spool.adopt()
-                adopt_at = time.monotonic() + ADOPT_SECONDS
-            segment = self._spool.take()
-            if segment and self._ship(segment):
-                continue
-            if is_closing:
+            deadline = self._deadline  # read first: when it is set, all segments are closed
+            has_failed = False
+            try:
+                if self._ship_next():
+                    continue
+            except Exception as error:  # noqa: BLE001 - the thread must not end before the operator does
+                self._spool.put_back()
+                self._note_failure(str(error) if isinstance(error, StoreError) else repr(error))
+                has_failed = True
+            if deadline is None:
+                self._wait(has_failed=has_failed)
+            elif not has_failed or not self._pause_until(deadline):
                 return
-            self._wait(retry_seconds(self._failures) if segment else adopt_at - time.monotonic(), segment)
 
-    def _wait(self, seconds: float, failed: ClosedSegment | None) -> None:
+    def _wait(self, *, has_failed: bool) -> None:
         """Wait for the end of the pause after a failure, or for a closed segment."""
+        seconds = retry_seconds(self._failures) if has_failed else self._adopt_at - time.monotonic()
         with self._spool.changed:
             self._spool.changed.wait_for(
-                lambda: self._closing or (failed is None and self._spool.has_closed), max(seconds, 0.0)
+                lambda: self._deadline is not None or (not has_failed and self._spool.has_closed), max(seconds, 0.0)
             )
 
-    def _ship(self, segment: ClosedSegment) -> bool:
-        """Store and remove a segment; return False if the store fails."""
+    def _pause_until(self, deadline: float) -> bool:
+        """Wait for a moment after a failure while the operator ends; return False if no time is left."""
+        seconds = CLOSE_RETRY_SECONDS[min(self._close_failures, len(CLOSE_RETRY_SECONDS) - 1)]
+        self._close_failures += 1
+        if time.monotonic() + seconds >= deadline:
+            return False
+        time.sleep(seconds)
+        return True
+
+    def _ship_next(self) -> bool:
+        """Ship the oldest segment; return False if there is none, and raise StoreError if the store fails."""
+        if time.monotonic() >= self._adopt_at:
+            self._adopt_at = time.monotonic() + ADOPT_SECONDS
+            self._spool.adopt()
+        segment = self._spool.take()
+        if segment is None:
+            return False
         try:
             lines = self._spool.read(segment)
         except OSError as error:
-            _log.error("A segment of the journal cannot be read; its records are lost: %s", error)
-            self._spool.drop(segment)
+            self._forget(segment, error)
             return True
-        try:
-            if lines:
-                self._store_lines(segment.name, lines)
-        except StoreError as error:
-            self._note_failure(str(error))
-            return False
-        except Exception as error:  # noqa: BLE001 - the thread must not end before the operator does
-            self._note_failure(repr(error))
-            return False
+        if lines:
+            self._store_lines(segment.name, lines)
         self._spool.remove(segment)
-        self.shipped_segments += 1
+        self.shipped_segments += bool(lines)
         self._note_success()
+        self._report_missing(segment, lines)
+        return True
+
+    def _forget(self, segment: ClosedSegment, error: OSError) -> None:
+        """Remove a segment whose file cannot be read."""
+        is_deleted = isinstance(error, FileNotFoundError)
+        if is_deleted and (segment.records is None or self._has(segment.name.key)):
+            self._spool.remove(segment)  # an operator of another node, which does not see the lock, has stored it
+            return
+        _log.error("A segment of the journal cannot be read; its records are lost: %s", error)
+        self._spool.drop(segment)
+
+    def _report_missing(self, segment: ClosedSegment, lines: bytes) -> None:
+        missing = count_missing(segment, lines)
+        if missing:
+            reason = f": {segment.failure}" if segment.failure else ""
+            _log.error("%s of the journal were not kept by the spool's disk%s", pluralize(missing, "record"), reason)
+            self._spool.report_missing(segment, missing)
+
+    def _has(self, key: str) -> bool:
+        try:
+            self._store.read(key)
+        except (FileNotFoundError, NotAnObjectError):
+            return False
         return True
 
     def _store_lines(self, name: SegmentName, lines: bytes) -> None:
@@ -110,6 +144,8 @@ class SegmentShipper:
             stored = self._store.read(key)
         except FileNotFoundError:
             raise StoreError(f"{self._store.uri}: {key} was deleted while it was written") from None
+        except NotAnObjectError:  # of a user
+            return False
         try:
             # With a bound, so that no foreign object of this name fills the memory.
             return zlib.decompressobj(_GZIP).decompress(stored, len(lines) + 1) == lines

@@ -1,5 +1,6 @@
 """The spool: a folder with the segments that are not shipped yet."""
 
+import errno
 import os
 import threading
 import time
@@ -13,6 +14,7 @@ from rota.kube.telemetry.journal.segment_rules import (
     LostRecords,
     OpenSegment,
     count_lost,
+    first_time,
     seconds_until_close,
     segment_bytes,
     segments_to_close,
@@ -23,6 +25,8 @@ from rota.kube.telemetry.journal.segment_rules import (
 )
 from rota.kube.telemetry.journal.spool_folders import SpoolFolders
 from rota.object_store.segments import SegmentName
+
+LOCK_SECONDS = 1.0  # for the lock when the operator ends: a disk that hangs may hold it
 
 
 class Spool:
@@ -84,10 +88,15 @@ class Spool:
             self._release_folders()
 
     def take(self) -> ClosedSegment | None:
-        """Return the oldest closed segment. It stays in the spool until it is removed."""
+        """Return the oldest closed segment. It stays in the spool until it is removed or put back."""
         with self.changed:
             self._taken = self._closed[0] if self._closed else None
             return self._taken
+
+    def put_back(self) -> None:
+        """Let the taken segment be dropped: otherwise one that can never be shipped would displace all newer ones."""
+        with self.changed:
+            self._taken = None
 
     @property
     def has_closed(self) -> bool:
@@ -112,20 +121,37 @@ class Spool:
         """Remove a closed segment whose file cannot be read, and report its records as lost."""
         self._on_dropped(self._discard(segment))
 
-    def close(self) -> int:
-        """Leave the rest to the next process; return the number of segments that are left."""
-        with self.changed:
-            left = len(self._closed)
-            self._folders.release({spool_folder(segment.name) for segment in self._closed})
+    def report_missing(self, segment: ClosedSegment, records: int) -> None:
+        """Report records of a segment as lost that its file lacks."""
+        self._on_dropped(LostRecords(records, segment.earliest))
+
+    @property
+    def left(self) -> int:
+        """Number of segments in the spool; read without the lock, which a slow disk may hold."""
+        return len(self._closed) + len(self._open)
+
+    def notify(self) -> None:
+        """Wake the thread that ships, unless a slow disk holds the lock: that thread then waits for the disk, too."""
+        if self.changed.acquire(timeout=LOCK_SECONDS):
+            self.changed.notify_all()
+            self.changed.release()
+
+    def close(self) -> None:
+        """Leave the rest to the next process."""
+        if self.changed.acquire(timeout=LOCK_SECONDS):
+            names = [file.segment.name for file in self._open.values()] + [segment.name for segment in self._closed]
+            self._folders.release(set(map(spool_folder, names)))
             self._folders.unlock()
-            return left
+            self.changed.release()
 
     def _file_of(self, hour: str) -> "_SegmentFile":
         file = self._open.get(hour)
         if file and not file.is_deleted:
             return file
         if file:
-            self._open.pop(hour).close()  # a user has deleted it
+            self._close(
+                hour
+            )  # a user has deleted it, or an operator of another node has stored it: the shipper finds out
         self._folders.create_own()
         self._sequence += 1
         name = self._folders.process._replace(hour=hour, sequence=self._sequence)
@@ -155,9 +181,9 @@ class Spool:
 
     def _discard(self, segment: ClosedSegment) -> LostRecords:
         try:
-            lost = count_lost(self.read(segment))
+            lost = count_lost(segment, self.read(segment))
         except (OSError, ValueError):  # a damaged or missing file
-            lost = LostRecords(segment.records or 1, "")
+            lost = LostRecords(segment.records or 1, segment.earliest)
         self.remove(segment)
         return lost
 
@@ -179,13 +205,17 @@ class _SegmentFile:
         """Create the file, never opening what another process has put there."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._appender = LineAppender(os.open(path, flags, 0o644))
-        self._records = 0
         self.segment = OpenSegment(name, time.monotonic(), 0)
 
     @property
     def is_deleted(self) -> bool:
         """Whether the file has no name any more."""
-        return os.fstat(self._appender.file_descriptor).st_nlink == 0
+        try:
+            return os.fstat(self._appender.file_descriptor).st_nlink == 0
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # deleted by another node
+                return True
+            raise
 
     def append(self, lines: bytes) -> None:
         """Append lines; raise WriteFailedError with the failed lines."""
@@ -196,14 +226,23 @@ class _SegmentFile:
             written = lines[: len(lines) - len(error.missing_lines)]
             raise
         finally:
-            self._records += written.count(b"\n")
-            self.segment = self.segment._replace(size_bytes=self.segment.size_bytes + len(written))
+            segment = self.segment
+            self.segment = segment._replace(
+                size_bytes=segment.size_bytes + len(written),
+                records=segment.records + written.count(b"\n"),
+                since=segment.since or first_time(written),
+            )
 
     def close(self) -> ClosedSegment:
-        """Close the file, and return what it contains."""
-        with suppress(OSError):
-            os.close(self._appender.file_descriptor)
-        return ClosedSegment(self.segment.name, self.segment.size_bytes, self._records)
+        """Close the file, and return what it should contain: NFS reports only now that a disk was full."""
+        failure = ""
+        for finish in (os.fsync, os.close):
+            try:
+                finish(self._appender.file_descriptor)
+            except OSError as error:
+                failure = failure or error.strerror or str(error)
+        segment = self.segment
+        return ClosedSegment(segment.name, segment.size_bytes, segment.records, segment.since, failure)
 
 
 def _age(segment: ClosedSegment) -> tuple[str, str, int]:

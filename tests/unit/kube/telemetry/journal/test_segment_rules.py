@@ -8,6 +8,7 @@ from rota.kube.telemetry.journal.segment_rules import (
     LostRecords,
     OpenSegment,
     count_lost,
+    first_time,
     parse_spool_path,
     retry_seconds,
     seconds_until_close,
@@ -69,16 +70,28 @@ def test_journal_pause_after_failures_grows_to_a_minute() -> None:
 
 
 def test_journal_lost_segment_counts_the_gaps_that_it_reports() -> None:
-    assert count_lost(encode_lines(PLAN, PLAN)) == LostRecords(2, AT)
-    assert count_lost(encode_lines(PLAN, GAP, PLAN)) == LostRecords(43, SINCE)
-    assert count_lost(b"") == LostRecords(0, "")
+    segment = ClosedSegment(NAME, 100, None)
+    assert count_lost(segment, encode_lines(PLAN, PLAN)) == LostRecords(2, AT)
+    assert count_lost(segment, encode_lines(PLAN, GAP, PLAN)) == LostRecords(2, SINCE, reported=41)
+    assert count_lost(segment, b"") == LostRecords(0, AT)
     with pytest.raises(ValueError, match=r"\w"):
-        count_lost(b"{not json\n")
+        count_lost(segment, b"{not json\n")
+
+
+def test_journal_lost_segment_counts_the_records_that_its_file_lacks() -> None:
+    segment = ClosedSegment(NAME, 100, 5, since=AT)
+    assert count_lost(segment, encode_lines(PLAN, GAP)) == LostRecords(4, SINCE, reported=41)
 
 
 def test_journal_incomplete_line_at_the_end_is_no_record() -> None:
     assert whole_lines(b'{"a":1}\n{"b"') == b'{"a":1}\n'
     assert whole_lines(b'{"b"') == b""
+    assert whole_lines(b'{"a":1}\n\0\0\0"b"}\n{"c":1}\n') == b'{"a":1}\n{"c":1}\n'
+
+
+def test_journal_time_of_the_first_line_is_known_where_it_has_one() -> None:
+    assert first_time(encode_lines(PLAN, GAP)) == AT
+    assert [first_time(line) for line in (b"", b"{", b"[]\n", b"{}\n")] == [""] * 4
 
 
 def test_journal_spool_paths_are_read_back() -> None:
