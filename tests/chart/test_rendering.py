@@ -136,6 +136,7 @@ def test_chart_pod_needs_no_shell_no_root_and_no_disk(default: Rendered) -> None
         "runAsUser": 65532,
         "runAsGroup": 65532,
         "fsGroup": 65532,
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     assert container["securityContext"] == {
@@ -285,6 +286,11 @@ def test_journal_in_a_bucket_needs_a_spool_and_no_shared_volume(helm: Helm) -> N
     assert rendered.pod["spec"]["volumes"] == [{"name": "spool", "emptyDir": {"sizeLimit": "1Gi"}}]
     assert "PersistentVolumeClaim" not in rendered
     assert "envFrom" not in rendered.container
+
+
+@pytest.mark.parametrize(("journal", "seconds"), [(BUCKET, 60), ({"kind": "volume"}, 60), ({"kind": "stdout"}, None)])
+def test_journal_has_the_time_to_store_its_end(helm: Helm, journal: Object, seconds: int | None) -> None:
+    assert helm.template(journal=journal).pod["spec"].get("terminationGracePeriodSeconds") == seconds
 
 
 def test_journal_bucket_gets_its_credentials_from_a_secret_or_the_account(helm: Helm) -> None:
@@ -457,7 +463,11 @@ def test_chart_security_contexts_can_be_left_to_the_cluster(helm: Helm) -> None:
     )
     jobs = [pipeline_pod(rendered, name)["spec"] for name in (PIPELINE, MAINTENANCE)]
     for pod in (rendered.pod["spec"], *jobs, rendered["Pod"]["spec"]):
-        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert pod["securityContext"] == {
+            "runAsNonRoot": True,
+            "fsGroupChangePolicy": "OnRootMismatch",  # a large journal is not walked through at each start
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
         for container in [*pod["containers"], *pod.get("initContainers", [])]:
             assert container["securityContext"]["seLinuxOptions"] == {"level": "s0"}
             assert container["securityContext"]["readOnlyRootFilesystem"]

@@ -12,7 +12,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
-from rota.object_store.bucket_errors import explain_error, is_missing_bucket
+from rota.object_store.bucket_errors import explain_error, hide_credentials, is_missing_bucket
 from rota.object_store.interface import ObjectInfo, StoreError
 from rota.object_store.location import Location
 
@@ -56,8 +56,9 @@ class BucketStore:
             filter(None, map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"))), ""
         )
         if self._scheme == "s3" and endpoint.startswith("http://") and not _is_http_allowed():
+            shown = hide_credentials(endpoint)
             raise ValueError(
-                f"{self.uri} cannot be used: {endpoint} is not encrypted; set AWS_ALLOW_HTTP=true to allow that"
+                f"{self.uri} cannot be used: {shown} is not encrypted; set AWS_ALLOW_HTTP=true to allow that"
             )
 
     def list_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:

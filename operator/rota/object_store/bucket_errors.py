@@ -37,7 +37,13 @@ _FIXED_REASONS = {  # a mark in the error → the reason
     "error decoding response": "the connection to {host} was lost",
 }
 _GENERIC = re.compile(r"Generic \w+ error: ")
+_USER_INFO = re.compile(r"(https?://)[^/\s?]*@")
 _HOST = re.compile(r"https?://([^/\s?]+)")
+
+
+def hide_credentials(text: str) -> str:
+    """Return text without the user and password of its addresses."""
+    return _USER_INFO.sub(r"\1", text)
 
 
 def is_missing_bucket(error: BaseException) -> bool:
@@ -47,7 +53,7 @@ def is_missing_bucket(error: BaseException) -> bool:
 
 def explain_error(error: BaseException, scheme: str) -> str:
     """Return the reason of an error as a part of a sentence; credentials are never in it."""
-    text = str(error)
+    text = hide_credentials(str(error))
     if any(mark in text for mark in _CREDENTIAL_MARKS):
         return f"no valid credentials were found; looked for {_LOOKED_FOR[scheme]}"
     if is_missing_bucket(error):

@@ -65,9 +65,9 @@ def test_lake_bucket_without_its_package_names_the_command(monkeypatch: pytest.M
 
 
 def test_lake_bucket_without_encryption_needs_a_permission(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:secret@127.0.0.1:1")
     monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
-    with pytest.raises(ValueError, match="set AWS_ALLOW_HTTP=true"):
+    with pytest.raises(ValueError, match=r": http://127\.0\.0\.1:1 is not encrypted; set AWS_ALLOW_HTTP=true"):
         open_store("s3://bucket/x")
 
 
@@ -105,6 +105,8 @@ def test_lake_bucket_of_an_unknown_account_is_told(monkeypatch: pytest.MonkeyPat
             "s3",
             "the certificate of h:9 is not valid",
         ),
+        ("GET https://u:p@ss@h:9/b - HTTP error\nkind: Connect", "s3", "no connection to h:9"),
+        ("no such thing at https://user:secret@h/b", "s3", "no such thing at https://h/b"),
         ("Received redirect without LOCATION", "s3", "set AWS_REGION"),
         ("something new\n\nDebug source", "s3", "something new"),
         ("", "s3", "ValueError"),

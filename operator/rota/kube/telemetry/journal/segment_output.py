@@ -3,10 +3,12 @@
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import secrets
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +23,11 @@ from rota.object_store.segments import SegmentName
 
 HIDDEN_SPOOL = ".spool"  # in a folder
 SPOOL_PARTS = 10  # of a folder's limit, a tenth is for the spool
+CHECK_SECONDS = 5.0  # for the disk to respond at start
 SHIP_CLOSE_SECONDS = 25.0  # for the last segments when the operator ends
 TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
+
+_log = logging.getLogger(__name__)
 
 
 class JournalPlace(NamedTuple):
@@ -50,13 +55,13 @@ class SegmentOutput:
             raise ValueError(f"--journal: {error}") from error
         spool_bytes = place.limit_bytes
         retention = None
+        spool = _find_spool(place, store)
+        _check_in_thread(lambda: _check_folders(store, spool), store.uri)
         if isinstance(store, FolderStore):
-            _check_writable(f"--journal {store.uri}", Path(store.uri))
-            _check_hard_links(store)
             spool_bytes = place.limit_bytes // SPOOL_PARTS
             retention = FolderRetention(store, place.limit_bytes - spool_bytes)
         process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_start(), 0)
-        self._spool = Spool(_find_spool(place, store), process, spool_bytes, on_dropped)
+        self._spool = Spool(spool, process, spool_bytes, on_dropped)
         self._shipper = SegmentShipper(store, self._spool, retention)
         self.append = self._spool.append
         self.close_due = self._spool.close_due
@@ -90,21 +95,46 @@ class SegmentOutput:
 
 
 def _find_spool(place: JournalPlace, store: ObjectStore) -> Path:
-    """Return the spool's folder; raise ValueError if it cannot be written."""
-    if not place.spool and isinstance(store, FolderStore):
-        folder = Path(store.uri) / HIDDEN_SPOOL
-        _check_locks(f"--journal {store.uri}", folder)
-        return folder
+    """Return the spool's folder; raise ValueError if the default one belongs to another user."""
     if place.spool:
-        folder = Path(place.spool).absolute()
-    else:
-        own = Path(tempfile.gettempdir()) / f"rota-journal-{os.getuid()}"
-        _check_own(own)
-        # A folder for each destination, so that no journal ships the segments of another one.
-        folder = own / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
-    _check_writable(f"--journal-spool {folder}", folder)
-    _check_locks(f"--journal-spool {folder}", folder)
-    return folder
+        return Path(place.spool).absolute()
+    if isinstance(store, FolderStore):
+        return Path(store.uri) / HIDDEN_SPOOL
+    own = Path(tempfile.gettempdir()) / f"rota-journal-{os.getuid()}"
+    _check_own(own)
+    # A folder for each destination, so that no journal ships the segments of another one.
+    return own / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+
+
+def _check_in_thread(check: Callable[[], None], uri: str) -> None:
+    """Run a check that raises ValueError; go on without its result if a disk does not respond."""
+    mistakes: list[ValueError] = []
+
+    def run() -> None:
+        try:
+            check()
+        except ValueError as error:
+            mistakes.append(error)
+
+    thread = threading.Thread(target=run, name="journal check", daemon=True)
+    thread.start()
+    thread.join(CHECK_SECONDS)
+    if thread.is_alive():
+        _log.error("The disk of the journal %s does not respond; records may be dropped until it does", uri)
+    elif mistakes:
+        raise mistakes[0]
+
+
+def _check_folders(store: ObjectStore, spool: Path) -> None:
+    """Raise ValueError if the journal's folder or its spool cannot be used."""
+    option = f"--journal-spool {spool}"
+    if isinstance(store, FolderStore):
+        journal = Path(store.uri)
+        _check_writable(f"--journal {journal}", journal)
+        _check_hard_links(store)
+        option = f"--journal {journal}" if spool == journal / HIDDEN_SPOOL else option
+    _check_writable(option, spool)
+    _check_locks(option, spool)
 
 
 def _check_own(folder: Path) -> None:

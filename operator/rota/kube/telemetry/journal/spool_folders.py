@@ -7,6 +7,7 @@ of another pod must be idle for a while.
 import calendar
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -89,9 +90,12 @@ class SpoolFolders:
             return True
         try:
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-        except OSError:  # another process is removing it
+            # The clock of the file system, which may be another one than this node's.
+            with tempfile.TemporaryFile(dir=self.root) as probe:
+                now = os.fstat(probe.fileno()).st_mtime
+        except OSError:  # another process is removing it, or the disk is full
             return False
-        return time.time() > newest + IDLE_SECONDS
+        return now > newest + IDLE_SECONDS
 
     def _segments_in(self, folder: Path) -> Iterator[ClosedSegment]:
         with suppress(OSError):

@@ -3,11 +3,15 @@
 import errno
 import fcntl
 import os
+import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rota.kube.telemetry.journal import segment_output
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.journal.segment_rules import ClosedSegment
 from rota.kube.telemetry.journal.spool_folders import SpoolFolders
@@ -111,3 +115,40 @@ def test_journal_spool_adopts_the_folder_of_an_ended_process(tmp_path: Path) -> 
     (folder / f"{HOUR}-000001.jsonl").write_text("{}\n")
     name = PROCESS._replace(hour=HOUR, start="20261121T070000Z", sequence=1)
     assert SpoolFolders(tmp_path, PROCESS).adopt() == [ClosedSegment(name, 3, None)]
+
+
+def test_journal_spool_measures_idleness_by_the_clock_of_its_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "rota-b-93b7d2f4-20261121T070000Z"
+    folder.mkdir()
+    (folder / f"{HOUR}-000001.jsonl").write_text("{}\n")
+    monkeypatch.setattr(time, "time", lambda: 4e9)  # this node's clock is fast
+    assert SpoolFolders(tmp_path, PROCESS).adopt() == []
+
+
+def test_journal_with_a_folder_that_does_not_answer_starts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(segment_output, "CHECK_SECONDS", 0.01)
+    answered = threading.Event()
+    real_flock = fcntl.flock
+
+    def hang(*arguments: int) -> None:
+        answered.wait()
+        real_flock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", hang)
+    journal = Journal(str(tmp_path), "a")
+    assert "does not respond" in caplog.messages[0]
+    answered.set()
+    journal.write([a_record()])
+    journal.close()
+    assert not journal.dropped_records
+
+
+def test_journal_rejects_a_default_spool_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    with pytest.raises(ValueError, match=r"cannot be created: Not a directory; choose a folder by --journal-spool$"):
+        Journal("s3://bucket/x", "a")
