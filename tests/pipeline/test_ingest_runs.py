@@ -1,6 +1,7 @@
 """Runs of ingest: every line once, though runs are killed at any step or concurrent, and segments late or replaced."""
 
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -114,6 +115,41 @@ def test_ingest_of_two_concurrent_processes_takes_each_line_once(spark: SparkSes
     assert reasons(tmp_path) == ["R1", "R2"]
     assert len(table_rows(tmp_path, "quarantine")) == 1
     assert len(table_rows(tmp_path, "files")) == 2
+
+
+def test_ingest_that_gets_the_plan_of_another_process_publishes_the_rows_of_that_process(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    ingest(spark, tmp_path)
+    write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(2))
+
+    def be_overtaken(step: str) -> None:
+        if step == "before _rota/runs":
+            with pytest.raises(KilledError):
+                ingest(spark, tmp_path, end_at("after lake/files"))
+
+    assert ingest(spark, tmp_path, be_overtaken).snapshot.run == 2
+    assert reasons(tmp_path) == ["R1", "R2"]
+    assert ingest(spark, tmp_path).segments == 0
+
+
+def test_ingest_refuses_a_lake_whose_runs_and_snapshots_are_older_than_its_tables(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    with pytest.raises(KilledError):
+        ingest(spark, tmp_path, end_at("after lake/verdict"))
+    shutil.move(tmp_path / "_rota/runs", tmp_path / "runs")
+    write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(2, 9))
+    refusal = "lake/verdict already have rows of run 1 or a later one, .*restore _rota, or recreate the lake"
+    with pytest.raises(ValueError, match=refusal):
+        ingest(spark, tmp_path)
+    shutil.move(tmp_path / "runs", tmp_path / "_rota/runs")
+    assert ingest(spark, tmp_path).runs == 2
+    shutil.rmtree(tmp_path / "_rota")
+    with pytest.raises(ValueError, match=r"lake/verdict, lake/files already have rows of run 1"):
+        ingest(spark, tmp_path)
 
 
 def test_ingest_of_a_segment_that_is_removed_before_it_is_read_takes_it_if_it_comes_back(

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from pipeline.lake_files import publish_snapshots
-from rota.object_store import ObjectStore, open_store
+from rota.cli.commands.pipeline.opened_lake import open_snapshot
+from rota.object_store import FolderStore, ObjectStore, StoreError, open_store
 from rota.pipeline.lake.runs import PlannedSegment, RunStore
 from rota.pipeline.lake.snapshots import EMPTY_SNAPSHOT, LakeSnapshot, SnapshotStore
 from rota.pipeline.lake.tables import Lake
@@ -68,6 +69,38 @@ def test_lake_snapshot_of_a_run_that_is_published_already_is_the_newest(store: O
     first = snapshots.publish(EMPTY_SNAPSHOT, {"lake/offsets": 0}, run=1)
     assert snapshots.publish(EMPTY_SNAPSHOT, {"lake/offsets": 0}, run=1) == first
     assert snapshots.numbers() == [1]
+
+
+def test_lake_snapshot_of_a_run_has_also_what_a_later_process_of_the_run_has_appended(store: ObjectStore) -> None:
+    snapshots = SnapshotStore(store)
+    snapshots.publish(EMPTY_SNAPSHOT, {"lake/offsets": 0}, run=1)
+    snapshots.publish(snapshots.latest(), {"lake/offsets": 1}, run=2)
+    second = snapshots.publish(EMPTY_SNAPSHOT, {"lake/offsets": 0, "lake/gap": 0}, run=1)
+    assert [second.number, second.run, second.tables] == [3, 2, {"lake/offsets": 1, "lake/gap": 0}]
+
+
+class RacingSnapshots(SnapshotStore):
+    """Another command publishes a snapshot just after the newest one was read."""
+
+    def latest(self) -> LakeSnapshot:
+        newest = super().latest()
+        if newest.number == 1:
+            self.publish(newest, {"lake/verdict": 1}, run=2)
+        return newest
+
+
+def test_lake_command_writes_its_marts_if_a_snapshot_is_published_while_it_starts(
+    store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = Lake(store.uri)
+    lake.snapshots.publish(EMPTY_SNAPSHOT, {"lake/verdict": 0}, run=1)
+    lake.snapshots = RacingSnapshots(store)
+    opened = open_snapshot(lake, None, None)
+    opened.publish()
+    assert opened.snapshot.number == 1
+    assert "nothing is written" not in capsys.readouterr().err
+    open_snapshot(lake, 1, None).publish()
+    assert "nothing is written to the lake: snapshot 1 is an older one" in capsys.readouterr().err
 
 
 def test_lake_snapshot_as_of_a_time_is_the_newest_not_later(store: ObjectStore) -> None:
@@ -131,6 +164,20 @@ def test_ingest_run_keeps_the_segments_of_its_first_attempt(store: ObjectStore) 
     first = runs.create(1, (PlannedSegment("journal/date=2026-11-21/08-a.jsonl.gz", 12, "e1"),))
     assert runs.create(1, ()) == first
     assert RunStore(store).read(1) == first
+
+
+class DeletingStore(FolderStore):
+    """Another process has stored each object already, and deletes it at once."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        super().create(key, data)
+        self.delete(key)
+        return False
+
+
+def test_ingest_run_whose_plan_is_not_stored_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"_rota/runs/1.json was deleted while the run was planned; ingest again"):
+        RunStore(DeletingStore(tmp_path)).create(1, ())
 
 
 @pytest.mark.parametrize("content", [b"[]", b'{"number":2,"segments":[]}'])

@@ -34,8 +34,9 @@ from rota.pipeline.ingest.rows import QUARANTINE_KIND, table_rows
 from rota.pipeline.ingest.segment_lines import DATE_CHARACTERS, MISSING_REASON, read_segment_lines
 from rota.pipeline.lake.runs import PlannedSegment, RunPlan
 from rota.pipeline.lake.snapshots import LakeSnapshot
-from rota.pipeline.lake.table import Table, TableCommit
+from rota.pipeline.lake.table import Table, TableCommit, TableHead
 from rota.pipeline.lake.tables import FILES_TABLE, Lake
+from rota.sentences import join_names
 
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
 MAX_RUN_SEGMENTS = 10_000
@@ -104,28 +105,40 @@ class IngestRun:
         self.base = lake.snapshots.latest()
         self._ledger = lake.table(FILES_TABLE.name)
         self._ingested = self._ledger.to_arrow(self.base.version(FILES_TABLE.name), LEDGER_COLUMNS)
-        self._is_repeated = False
         self.plan = self._read_or_create_plan(self.base.run + 1)
 
     def _read_or_create_plan(self, number: int) -> RunPlan | None:
         plan = self._lake.runs.read(number)
         if plan is not None:
-            self._is_repeated = True
             return plan
         segments = tuple(limit_run(find_new_segments(self._journal, self._ingested)))
         if not segments:
             return None
+        if newer := [name for name, head in self._heads().items() if head.run >= number]:
+            return self._read_plan_of(number, newer)
         with self._step("_rota/runs"):
             return self._lake.runs.create(number, segments)
+
+    def _read_plan_of(self, number: int, tables: Sequence[str]) -> RunPlan:
+        """Return the plan of a run whose rows some tables have; another process may have stored it just now.
+
+        Raise ValueError if there is none: with another plan, these tables would skip the rows of its segments.
+        """
+        plan = self._lake.runs.read(number)
+        if plan is None:
+            raise ValueError(
+                f"{self._lake.uri}: {join_names(tables)} already have rows of run {number} or a later one, but _rota "
+                "has neither its snapshot nor its plan; restore _rota, or recreate the lake from the journal"
+            )
+        return plan
 
     def ingest(self, plan: RunPlan) -> RowCounts:
         """Append the rows of the plan's segments to all tables, and publish a snapshot; return the number of rows."""
         commits: dict[str, TableCommit] = {}
         if self._ledger.transaction() < plan.number:  # the ledger is the last table: otherwise all are complete
             commits = self._append_rows(plan)
-        versions = {name: commit.version for name, commit in commits.items() if commit.version is not None}
-        if self._is_repeated:
-            versions |= self._versions_of_run(plan.number)
+        # Also of tables that another process, or this run before it was killed, has appended to.
+        versions = {name: head.version for name, head in self._heads().items() if head.run == plan.number}
         with self._step("_rota/snapshots"):
             self._lake.snapshots.publish(self.base, versions, plan.number)
         commits.pop(self._ledger.name, None)
@@ -164,15 +177,9 @@ class IngestRun:
         )
         return bool(pc.any(overlaps).as_py())
 
-    def _versions_of_run(self, number: int) -> dict[str, int]:
-        """Return the versions of the tables that have rows of a run, also those that a killed run has appended."""
-        versions: dict[str, int] = {}
-        for name in (*(f"lake/{kind}" for kind in KINDS), FILES_TABLE.name):
-            table = self._lake.table(name)
-            version = table.version()
-            if version is not None and table.transaction() == number:
-                versions[name] = version
-        return versions
+    def _heads(self) -> dict[str, TableHead]:
+        """Return the newest version of all tables that ingest writes."""
+        return {name: self._lake.table(name).head() for name in (*(f"lake/{kind}" for kind in KINDS), FILES_TABLE.name)}
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from rota.object_store import ObjectStore
+from rota.object_store import ObjectStore, StoreError
 
 FOLDER = "_rota/runs"
 
@@ -46,7 +46,10 @@ class RunStore:
         plan = RunPlan(number, segments)
         if self._store.create(_key(number), msgspec.json.encode(plan)):
             return plan
-        return self.read(number) or plan  # None: it was deleted at this moment
+        stored = self.read(number)
+        if stored is None:
+            raise StoreError(f"{self._store.uri}/{_key(number)} was deleted while the run was planned; ingest again")
+        return stored
 
     def delete_before(self, number: int) -> None:
         """Remove the plans of earlier runs, which are all complete."""

@@ -86,8 +86,9 @@ class SnapshotStore:
         """Publish new versions of tables on top of a snapshot; a version of None is of a table that does not exist.
 
         If other snapshots were published since `base`, the new one continues the newest of them, unless one of
-        `tables` has changed there: then SnapshotConflictError. A `run` that is published already returns the newest
-        snapshot. Tables of a run are only appended to and compacted: the newer of two versions has the rows of both.
+        `tables` has changed there: then SnapshotConflictError. If `run` is published already with these versions or
+        newer ones, the newest snapshot is returned. Tables of a run are only appended to and compacted: the newer of
+        two versions has the rows of both.
         """
         versions = {table: version for table, version in tables.items() if version is not None}
         newest = base
@@ -95,19 +96,19 @@ class SnapshotStore:
             draft = LakeSnapshot(
                 number=newest.number + 1,
                 created_at=max(datetime.now(UTC), newest.created_at),
-                run=newest.run if run is None else run,
+                run=newest.run if run is None else max(newest.run, run),
                 tables={**newest.tables, **versions},
                 id=secrets.token_hex(_ID_BYTES),
             )
             if create_same(self._store, _key(draft.number), msgspec.json.encode(draft)):
                 return draft
             newest = self.latest()
-            if run is not None and newest.run >= run:
-                return newest
             if run is None:
                 self._check_unchanged(base, newest, versions)
-            else:
-                versions = {table: max(version, newest.tables.get(table, -1)) for table, version in versions.items()}
+                continue
+            versions = {table: version for table, version in versions.items() if _is_newer(newest, table, version)}
+            if newest.run >= run and not versions:
+                return newest
 
     def expire(self, before: datetime) -> LakeSnapshot:
         """Remove the snapshots that a newer one had replaced at a time; return the oldest that is left.
@@ -141,6 +142,10 @@ class SnapshotStore:
         if snapshot.number != number or snapshot.created_at.tzinfo is None:
             raise ValueError(f"{self._store.uri}/{key} is damaged: it is of snapshot {snapshot.number}")
         return snapshot
+
+
+def _is_newer(snapshot: LakeSnapshot, table: str, version: int) -> bool:
+    return version > snapshot.tables.get(table, -1)
 
 
 def _key(number: int) -> str:

@@ -36,6 +36,13 @@ class TableCommit(NamedTuple):
     rows: int  # number of rows that this call has added; 0 if the run was in the table already
 
 
+class TableHead(NamedTuple):
+    """The newest version of a table, None if nothing was ever written, and the last ingest run in it, -1 if none."""
+
+    version: int | None
+    run: int
+
+
 class Table:
     """A Delta table. Rows have the columns of the schema; reading a version that is None gives no rows."""
 
@@ -48,14 +55,18 @@ class Table:
         self._log = DeltaLog(store, spec.name, spec.schema, spec.partitions)
         self._files = ParquetFiles(store, spec)
 
+    def head(self) -> TableHead:
+        """Return the newest version, and the last ingest run in it."""
+        table = self._log.load()
+        return TableHead(None if table is None else table.version(), last_run(table))
+
     def version(self) -> int | None:
         """Return the newest version; None if nothing was ever written."""
-        table = self._log.load()
-        return None if table is None else table.version()
+        return self.head().version
 
     def transaction(self) -> int:
         """Return the number of the last ingest run whose rows are in the table; -1 if there is none."""
-        return last_run(self._log.load())
+        return self.head().run
 
     def read(self, spark: SparkSession, version: int | None, since: date | None = None) -> DataFrame:
         """Return the rows of a version, or only those of the day `since` and later days, with the schema's columns.

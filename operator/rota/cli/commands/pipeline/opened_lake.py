@@ -114,7 +114,8 @@ def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> Ope
     if not newest.number:
         ingest = f"`rota pipeline ingest {lake.uri}` makes one from a journal"
         raise NothingToReadError(f"{lake.uri} has no snapshot yet; {ingest}")
-    snapshot = lake.snapshot(number, as_of)
+    # Not read again: a snapshot that is published meanwhile would make this one an older one.
+    snapshot = newest if number is None and as_of is None else lake.snapshot(number, as_of)
     check_history(lake, snapshot)
     created_at = snapshot.created_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     print_note(f"reading snapshot {snapshot.number} of {lake.uri}, published {created_at}")
