@@ -2,19 +2,25 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Barrier
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from pipeline.lake_folders import DAY, facts_of, ingest, reasons, table_rows, verdict_line, write_segment
-from rota.object_store import open_store
+from rota.object_store import FolderStore, ObjectInfo, open_store
 from rota.pipeline.ingest import batch
+from rota.pipeline.lake.parquet_files import TableSpec
 from rota.pipeline.lake.runs import PlannedSegment
-from rota.pipeline.lake.tables import Lake
+from rota.pipeline.lake.table import Table
+from rota.pipeline.lake.tables import TABLES, Lake
 
 STEPS = [
     f"{when} {step}"
@@ -125,7 +131,7 @@ def test_ingest_that_gets_the_plan_of_another_process_publishes_the_rows_of_that
     write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(2))
 
     def be_overtaken(step: str) -> None:
-        if step == "before _rota/runs":
+        if step == "before _rota/runs" and not (tmp_path / "_rota/runs/2.json").exists():
             with pytest.raises(KilledError):
                 ingest(spark, tmp_path, end_at("after lake/files"))
 
@@ -152,16 +158,70 @@ def test_ingest_refuses_a_lake_whose_runs_and_snapshots_are_older_than_its_table
         ingest(spark, tmp_path)
 
 
-def test_ingest_of_a_segment_that_is_removed_before_it_is_read_takes_it_if_it_comes_back(
+def test_ingest_of_another_journal_waits_for_the_unfinished_run_of_the_first(
     spark: SparkSession, tmp_path: Path
+) -> None:
+    for name, number in (("x", 1), ("y", 2)):
+        write_segment(tmp_path / name, "08-a.jsonl.gz", verdict_line(number))
+    lake = Lake(str(tmp_path))
+    first = open_store(str(tmp_path / "x/journal"))
+    second = open_store(str(tmp_path / "y/journal"))
+    with pytest.raises(KilledError):
+        batch.ingest_journal(spark, lake, first, end_at("after lake/verdict"))
+    with pytest.raises(ValueError, match=r"run 1 of the journal .*/x/journal is unfinished; ingest that one first"):
+        batch.ingest_journal(spark, lake, second)
+    assert lake.snapshots.numbers() == []
+    for journal in (first, second, first):
+        batch.ingest_journal(spark, lake, journal)
+    assert reasons(tmp_path) == ["R1", "R2"]
+
+
+class PhantomJournal(FolderStore):
+    """A journal that lists a segment that cannot be read."""
+
+    def list_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        yield ObjectInfo(f"{DAY}/07-a.jsonl.gz", 9, "e1", datetime.now(UTC))
+        yield from super().list_objects(prefix)
+
+
+def test_ingest_of_a_segment_that_is_listed_but_cannot_be_read_ends(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    journal = PhantomJournal(tmp_path / "journal")
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    assert batch.ingest_journal(spark, lake, journal).runs == 1
+    with pytest.raises(ValueError, match=r"has none of the segments of run 2, such as date=.*/07-a.*restore them"):
+        batch.ingest_journal(spark, lake, journal)
+    write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(2, 9))
+    lake.store.delete("_rota/runs/2.json")
+    assert batch.ingest_journal(spark, lake, journal).snapshot.run == 2
+    assert reasons(tmp_path) == ["R1", "R2"]
+
+
+def test_ingest_adds_missing_columns_to_the_tables_that_it_does_not_write(spark: SparkSession, tmp_path: Path) -> None:
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+    lake = Lake(str(tmp_path))
+    rollup = TABLES["marts/rollup"]
+    older = StructType([column for column in rollup.schema.fields if column.name != "minutes_seen"])
+    row = spark.createDataFrame([(None,) * len(older)], older)
+    Table(lake.store, TableSpec(rollup.name, older)).replace(row, None)
+    rows = row.withColumn("minutes_seen", F.lit(1.0))
+    with pytest.raises(ValueError, match="lacks minutes_seen; `rota pipeline ingest` adds missing columns"):
+        lake.table(rollup.name).replace(rows, None)
+    ingest(spark, tmp_path)
+    assert lake.table(rollup.name).replace(rows, None).rows == 1
+
+
+@pytest.mark.parametrize("step", ["after _rota/runs", "after lake/verdict"])
+def test_ingest_of_a_segment_that_is_removed_before_it_is_read_takes_it_if_it_comes_back(
+    spark: SparkSession, tmp_path: Path, step: str
 ) -> None:
     path = write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
     write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(2, 9))
     hidden = path.with_name(".08-a")
     with pytest.raises(KilledError):
-        ingest(spark, tmp_path, end_at("after _rota/runs"))
+        ingest(spark, tmp_path, end_at(step))
     path.rename(hidden)
-    assert ingest(spark, tmp_path).rows["verdict"] == 1
+    assert ingest(spark, tmp_path).rows["verdict"] == (0 if "verdict" in step else 1)
     [rejected] = table_rows(tmp_path, "quarantine")
     assert (rejected["file"], rejected["line"]) == (f"{DAY}/08-a.jsonl.gz", "")
     hidden.rename(path)

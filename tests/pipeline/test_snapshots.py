@@ -161,8 +161,8 @@ def test_lake_loses_no_snapshot_of_processes_that_publish_at_once(store: ObjectS
 def test_ingest_run_keeps_the_segments_of_its_first_attempt(store: ObjectStore) -> None:
     runs = RunStore(store)
     assert runs.read(1) is None
-    first = runs.create(1, (PlannedSegment("journal/date=2026-11-21/08-a.jsonl.gz", 12, "e1"),))
-    assert runs.create(1, ()) == first
+    first = runs.create(1, "s3://bucket/journal", (PlannedSegment("date=2026-11-21/08-a.jsonl.gz", 12, "e1"),))
+    assert runs.create(1, "s3://bucket/other", ()) == first
     assert RunStore(store).read(1) == first
 
 
@@ -177,10 +177,10 @@ class DeletingStore(FolderStore):
 
 def test_ingest_run_whose_plan_is_not_stored_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"_rota/runs/1.json was deleted while the run was planned; ingest again"):
-        RunStore(DeletingStore(tmp_path)).create(1, ())
+        RunStore(DeletingStore(tmp_path)).create(1, "s3://bucket/journal", ())
 
 
-@pytest.mark.parametrize("content", [b"[]", b'{"number":2,"segments":[]}'])
+@pytest.mark.parametrize("content", [b"[]", b'{"number":2,"journal":"a","segments":[]}'])
 def test_ingest_names_a_damaged_plan_of_a_run(store: ObjectStore, content: bytes) -> None:
     store.create("_rota/runs/1.json", content)
     with pytest.raises(ValueError, match=r"_rota/runs/1.json is damaged.*delete it only if no table has rows of run 1"):

@@ -2,8 +2,9 @@
 
 A run takes these steps, in this order:
 
-1. Its segments, those of the journal that the ledger lacks, are stored as the plan of run N. A repeated run takes
-   exactly these: tables that have rows of run N already skip it, and so would lose a segment that the plan lacks.
+1. Its segments, those of the journal that the ledger lacks, are stored as the plan of run N, with the journal's name.
+   A repeated run takes exactly these: tables that have rows of run N already skip it, and so would lose a segment that
+   the plan lacks.
 2. The rows of each kind of record, then the rejected lines, then the ledger are appended, each with one commit that
    names run N.
 3. A snapshot with the versions of these tables is published.
@@ -13,9 +14,12 @@ number and the same plan, so whichever commits a table first wins, and the other
 
 Lines that are in several segments count once. A line that an earlier run has ingested has the same time as its copy: so
 only if the times of new records overlap with those of ingested segments, rows are compared with the table's.
+
+A segment that was removed before it was read is ingested if it comes back: the ledger has it without an ETag, and with
+the times of its whole day, since an earlier attempt of the run may have appended its rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, NamedTuple
@@ -46,6 +50,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 AtStep = Callable[[str], None]
 RowCounts = dict[str, int]
+ListedSegment = tuple[str, str]  # key and ETag
 
 
 class IngestSummary(NamedTuple):
@@ -86,7 +91,8 @@ def ingest_journal(spark: SparkSession, lake: Lake, journal: ObjectStore, at_ste
     runs = 0
     segments = 0
     rows: RowCounts = dict.fromkeys(KINDS, 0)
-    while (run := IngestRun(spark, lake, journal, at_step)).plan is not None:
+    missing: set[ListedSegment] = set()
+    while (run := IngestRun(spark, lake, journal, at_step, missing=missing)).plan is not None:
         runs += 1
         segments += len(run.plan.segments)
         for kind, count in run.ingest(run.plan).items():
@@ -95,29 +101,37 @@ def ingest_journal(spark: SparkSession, lake: Lake, journal: ObjectStore, at_ste
 
 
 class IngestRun:
-    """The run that follows the newest snapshot; `plan` is None if no segment is new."""
+    """The run that follows the newest snapshot; `plan` is None if no segment is new.
 
-    def __init__(self, spark: SparkSession, lake: Lake, journal: ObjectStore, at_step: AtStep) -> None:
+    Segments that the run does not find are added to `missing`; those that it has already are no new segments.
+    """
+
+    def __init__(
+        self, spark: SparkSession, lake: Lake, journal: ObjectStore, at_step: AtStep, *, missing: set[ListedSegment]
+    ) -> None:
         self._spark = spark
         self._lake = lake
         self._journal = journal
         self._at_step = at_step
+        self._missing = missing
         self.base = lake.snapshots.latest()
         self._ledger = lake.table(FILES_TABLE.name)
         self._ingested = self._ledger.to_arrow(self.base.version(FILES_TABLE.name), LEDGER_COLUMNS)
         self.plan = self._read_or_create_plan(self.base.run + 1)
+        if self.plan is not None:
+            self._check_journal(self.plan)
 
     def _read_or_create_plan(self, number: int) -> RunPlan | None:
         plan = self._lake.runs.read(number)
         if plan is not None:
             return plan
-        segments = tuple(limit_run(find_new_segments(self._journal, self._ingested)))
+        segments = tuple(limit_run(find_new_segments(self._journal, self._ingested, self._missing)))
         if not segments:
             return None
         if newer := [name for name, head in self._heads().items() if head.run >= number]:
             return self._read_plan_of(number, newer)
         with self._step("_rota/runs"):
-            return self._lake.runs.create(number, segments)
+            return self._lake.runs.create(number, self._journal.uri, segments)
 
     def _read_plan_of(self, number: int, tables: Sequence[str]) -> RunPlan:
         """Return the plan of a run whose rows some tables have; another process may have stored it just now.
@@ -132,6 +146,14 @@ class IngestRun:
             )
         return plan
 
+    def _check_journal(self, plan: RunPlan) -> None:
+        """Raise ValueError if a run takes segments of another journal: all of them would be missing in this one."""
+        if plan.journal != self._journal.uri:
+            raise ValueError(
+                f"{self._lake.uri}: run {plan.number} of the journal {plan.journal} is unfinished; ingest that one "
+                f"first (if it has moved, change its name in {self._lake.uri}/_rota/runs/{plan.number}.json)"
+            )
+
     def ingest(self, plan: RunPlan) -> RowCounts:
         """Append the rows of the plan's segments to all tables, and publish a snapshot; return the number of rows."""
         commits: dict[str, TableCommit] = {}
@@ -145,10 +167,12 @@ class IngestRun:
         return {name.removeprefix("lake/"): commit.rows for name, commit in commits.items()}
 
     def _append_rows(self, plan: RunPlan) -> dict[str, TableCommit]:
+        self._lake.add_missing_columns()
         lines = read_segment_lines(self._spark, self._journal.uri, plan.segments).transform(_judge).persist()
         commits: dict[str, TableCommit] = {}
         try:
             counts = _count_lines(lines)
+            self._check_missing(plan, counts.missing)
             for kind in KINDS:
                 if kind in counts.by_kind:
                     table = self._lake.table(f"lake/{kind}")
@@ -163,10 +187,18 @@ class IngestRun:
 
     def _append(self, table: Table, rows: DataFrame, number: int, counts: LineCounts) -> TableCommit:
         """Append rows to a table, without those that it has; only records of ingested times can be in it already."""
-        table.add_missing_columns()
         may_be_present = counts.first_at is None or self._overlaps_ingested(counts)
         with self._step(table.name):
             return table.merge(rows, number) if may_be_present else table.append(rows, number)
+
+    def _check_missing(self, plan: RunPlan, missing: Collection[str]) -> None:
+        """Note the segments that were not found; raise ValueError if these are all, as if it were another journal."""
+        self._missing.update((segment.key, segment.etag) for segment in plan.segments if segment.key in missing)
+        if all(segment.key in missing for segment in plan.segments):
+            raise ValueError(
+                f"{self._journal.uri} has none of the segments of run {plan.number}, such as {plan.segments[0].key}; "
+                f"restore them, or delete {self._lake.uri}/_rota/runs/{plan.number}.json if they are gone for good"
+            )
 
     def _overlaps_ingested(self, counts: LineCounts) -> bool:
         """Return whether an ingested segment has records of the times of these lines."""
@@ -188,9 +220,14 @@ class IngestRun:
         self._at_step(f"after {name}")
 
 
-def find_new_segments(journal: ObjectStore, ingested: pa.Table) -> list[PlannedSegment]:
-    """Return the journal's segments that no run has ingested with the same content, the oldest hours first."""
-    known = set(zip(ingested["key"].to_pylist(), ingested["etag"].to_pylist(), strict=True))
+def find_new_segments(
+    journal: ObjectStore, ingested: pa.Table, missing: Collection[ListedSegment] = ()
+) -> list[PlannedSegment]:
+    """Return the journal's segments that no run has ingested with the same content, the oldest hours first.
+
+    Those that were listed, but `missing` when they were read, would be missing again.
+    """
+    known = {*zip(ingested["key"].to_pylist(), ingested["etag"].to_pylist(), strict=True), *missing}
     segments = (listed for listed in journal.list_objects() if segment_hour(listed.key))
     new_segments = [listed for listed in segments if (listed.key, listed.etag) not in known]
     return [PlannedSegment(listed.key, listed.size_bytes, listed.etag) for listed in sorted(new_segments)]
@@ -264,14 +301,19 @@ def _to_time(micros: int | None) -> datetime | None:
 
 
 def _ledger_rows(plan: RunPlan, counts: BatchCounts) -> Iterator[dict[str, Any]]:
-    """Yield a row for each segment of a run. A removed segment has none, so it is ingested if it comes back."""
+    """Yield a row for each segment of a run. That of a missing one has no ETag, so it is ingested if it comes back."""
     for segment in plan.segments:
         hour = segment_hour(segment.key)
-        if hour and segment.key not in counts.missing:
-            lines = counts.by_file.get(segment.key, LineCounts(0, None, None))
-            yield {
-                **msgspec.structs.asdict(segment),
-                **lines._asdict(),
-                "run": plan.number,
-                "date": date.fromisoformat(hour[:DATE_CHARACTERS]),
-            }
+        if hour:
+            day = date.fromisoformat(hour[:DATE_CHARACTERS])
+            row = msgspec.structs.asdict(segment) | {"run": plan.number, "date": day}
+            if segment.key in counts.missing:
+                yield row | {"etag": ""} | _counts_of_missing(day)._asdict()
+            else:
+                yield row | counts.by_file.get(segment.key, LineCounts(0, None, None))._asdict()
+
+
+def _counts_of_missing(day: date) -> LineCounts:
+    """Return the times of the day: an earlier attempt of the run may have appended the segment's records."""
+    first_at = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    return LineCounts(0, first_at, first_at + timedelta(days=1))

@@ -19,6 +19,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     """The segments that one ingest run takes; a repeated run takes exactly these."""
 
     number: int
+    journal: str  # URI of the journal, to whose root the segments' keys are relative
     segments: tuple[PlannedSegment, ...]
 
 
@@ -41,9 +42,9 @@ class RunStore:
             raise ValueError(f"{self._store.uri}/{key} is damaged: it is of run {plan.number}; {_remedy(number)}")
         return plan
 
-    def create(self, number: int, segments: tuple[PlannedSegment, ...]) -> RunPlan:
+    def create(self, number: int, journal: str, segments: tuple[PlannedSegment, ...]) -> RunPlan:
         """Store the plan of a run, and return it; return the stored plan if the run has one already."""
-        plan = RunPlan(number, segments)
+        plan = RunPlan(number, journal, segments)
         if self._store.create(_key(number), msgspec.json.encode(plan)):
             return plan
         stored = self.read(number)
