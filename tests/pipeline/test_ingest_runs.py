@@ -203,12 +203,12 @@ def test_ingest_adds_missing_columns_to_the_tables_that_it_does_not_write(spark:
     rollup = TABLES["marts/rollup"]
     older = StructType([column for column in rollup.schema.fields if column.name != "minutes_seen"])
     row = spark.createDataFrame([(None,) * len(older)], older)
-    Table(lake.store, TableSpec(rollup.name, older)).replace(row, None)
+    Table(lake.store, TableSpec(rollup.name, older)).replace(row, None, base=None)
     rows = row.withColumn("minutes_seen", F.lit(1.0))
     with pytest.raises(ValueError, match="lacks minutes_seen; `rota pipeline ingest` adds missing columns"):
-        lake.table(rollup.name).replace(rows, None)
+        lake.table(rollup.name).replace(rows, None, base=None)
     ingest(spark, tmp_path)
-    assert lake.table(rollup.name).replace(rows, None).rows == 1
+    assert lake.table(rollup.name).replace(rows, None, base=None).rows == 1
 
 
 @pytest.mark.parametrize("step", ["after _rota/runs", "after lake/verdict"])

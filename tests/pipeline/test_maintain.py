@@ -37,7 +37,7 @@ def log_of(lake: Lake) -> DeltaLog:
     return DeltaLog(lake.store, VERDICT, SPEC.schema, SPEC.partitions)
 
 
-def append(lake: Lake, day: date, *reasons: str, folder: str = "") -> int:
+def append(lake: Lake, day: date, *reasons: str, folder: str = "", run: int | None = None) -> int:
     """Append rows of a day to the table of verdicts, without Spark, and return its version."""
     rows = [
         {"group": "shop/orders", "at": datetime(day.year, day.month, day.day, tzinfo=UTC), "reason": r} for r in reasons
@@ -49,7 +49,7 @@ def append(lake: Lake, day: date, *reasons: str, folder: str = "") -> int:
     path = f"{folder or f'batch=run-{secrets.token_hex(6)}'}/date={day.isoformat()}/part-0.parquet"
     assert lake.store.create(f"{VERDICT}/{path}", content.getvalue())
     file = DataFile(path, len(content.getvalue()), len(rows), {"date": day.isoformat()})
-    version = log_of(lake).commit(lambda _: FileChanges([file])).version
+    version = log_of(lake).commit(lambda _: FileChanges([file]), run).version
     assert version is not None
     return version
 
@@ -77,6 +77,14 @@ def files_by_day(lake: Lake) -> Mapping[str | None, int]:
     for file in list_files(log_of(lake).load()):
         counts[file.date] = counts.get(file.date, 0) + 1
     return counts
+
+
+class KilledError(Exception):
+    """Ends a maintenance, as the kernel would end its process."""
+
+
+def kill(*_: object) -> None:
+    raise KilledError
 
 
 @pytest.fixture
@@ -183,11 +191,25 @@ def test_lake_maintenance_trims_the_log_up_to_a_checkpoint(tmp_path: Path) -> No
 
 
 def test_lake_maintenance_leaves_a_table_alone_that_another_command_is_writing(lake: Lake) -> None:
-    append(lake, YESTERDAY, "unpublished")
+    append(lake, YESTERDAY, "unpublished", run=1)
     summary = maintain(lake)
     assert summary.skipped == [VERDICT]
     assert stored_reasons(lake) == ALL
     assert lake.snapshots.numbers() == [1, 2]
+
+
+def test_lake_maintenance_that_was_killed_before_it_published_is_continued(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Maintenance, "_publish", kill)
+        with pytest.raises(KilledError):
+            maintain(lake, keep_days=20)
+    assert stored_reasons(lake) == ALL
+    summary = maintain(lake, keep_days=20)
+    assert summary.skipped == []
+    assert stored_reasons(lake) == sorted(reason for reason in ALL if not reason.startswith(str(LONG_AGO)))
+    assert maintain(lake, keep_days=20).snapshot == summary.snapshot
 
 
 @pytest.mark.parametrize("step", ["delete", "compact"])

@@ -1,4 +1,4 @@
-"""Settings of spark-submit take precedence over Rota's; small input has fewer partitions."""
+"""Settings of spark-submit take precedence over most of Rota's; small input has fewer partitions."""
 
 import os
 import subprocess
@@ -13,6 +13,7 @@ from rota.pipeline.common import spark_session
 from rota.pipeline.common.spark_session import SETTINGS, SMALL_SOURCE_BYTES, fit_partitions
 
 PARTITIONS = "spark.sql.shuffle.partitions"
+IGNORED_FILES = ("files.ignoreMissingFiles", "files.ignoreCorruptFiles")
 CORES = os.cpu_count() or 1
 
 PROGRAM = """
@@ -24,16 +25,31 @@ print("settings:", *map(spark.sparkContext.getConf().get, names[2:]), *map(spark
 
 
 @pytest.mark.slow("settings by spark-submit, in a JVM of its own")
-def test_spark_submit_settings_override_the_defaults(tmp_path: Path) -> None:
+def test_spark_submit_settings_override_the_defaults_but_not_the_time_zone(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     submit = Path(pyspark.__file__).parent / "bin/spark-submit"
     options = ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=3"]
+    options += ["--conf", "spark.sql.session.timeZone=Asia/Tokyo"]
     env = {"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     process = subprocess.run(
         [submit, *options, program], env=env, capture_output=True, text=True, timeout=180, check=True
     )
     assert "settings: local[1] 3 UTC" in process.stdout
+
+
+@pytest.mark.parametrize("is_submitted", [False, True])
+def test_spark_session_never_moves_times_or_ignores_files(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, is_submitted: bool
+) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    if is_submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    for name, value in {"session.timeZone": "Asia/Tokyo", **dict.fromkeys(IGNORED_FILES, "true")}.items():
+        spark.conf.set(f"spark.sql.{name}", value)
+    spark_session.create_session("test")
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert [spark.conf.get(f"spark.sql.{name}") for name in IGNORED_FILES] == ["false", "false"]
 
 
 def test_spark_shuffle_partitions_shrink_for_small_input_unless_set_by_the_user(

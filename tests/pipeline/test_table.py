@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from rota.cli.commands.pipeline.opened_lake import OpenedLake
 from rota.object_store import open_store
 from rota.pipeline.lake.parquet_files import TableSpec
 from rota.pipeline.lake.table import Table
@@ -93,7 +94,7 @@ def test_table_skips_a_run_that_it_has(spark: SparkSession, table: Table) -> Non
 
 def test_table_without_new_rows_gets_no_version(spark: SparkSession, table: Table) -> None:
     assert table.append(frame(spark, ""), run=1) == (None, 0)
-    assert table.replace(frame(spark, ""), None) == (None, 0)
+    assert table.replace(frame(spark, ""), None, base=None) == (None, 0)
     table.append(frame(spark, "a"), run=2)
     assert table.append(frame(spark, ""), run=3) == (0, 0)
     assert table.merge(frame(spark, "a"), run=3) == (0, 0)
@@ -162,24 +163,45 @@ def test_table_rows_without_a_date_are_merged_and_replaced(spark: SparkSession, 
     assert table.merge(frame(spark, "ab", None), run=2) == (1, 1)
     assert groups(spark, table) == ["a", "b"]
     assert groups(spark, table, since=DAY) == []
-    assert table.replace(frame(spark, "c"), None) == (2, 1)
+    assert table.replace(frame(spark, "c"), None, base=None) == (2, 1)
     assert groups(spark, table) == ["c"]
 
 
 def test_table_replaces_dates_in_one_version(spark: SparkSession, table: Table) -> None:
     table.append(frame(spark, "ab"), run=1)
     table.append(frame(spark, "cd", NEXT_DAY), run=2)
-    assert table.replace(frame(spark, "x", NEXT_DAY), [NEXT_DAY]) == (2, 1)
+    assert table.replace(frame(spark, "x", NEXT_DAY), [NEXT_DAY], base=table.version()) == (2, 1)
     assert groups(spark, table) == ["a", "b", "x"]
     assert table.read(spark, 1).count() == 4
-    assert table.replace(frame(spark, ""), [DAY, NEXT_DAY]) == (3, 0)
+    assert table.replace(frame(spark, ""), [DAY, NEXT_DAY], base=table.version()) == (3, 0)
     assert groups(spark, table) == []
     assert table.transaction() == 2
 
 
+def test_table_replaces_dates_of_the_version_that_was_read_without_what_was_never_published(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(str(tmp_path))
+    rollup = lake.table("marts/rollup")
+
+    def rows(group: str, day: date) -> DataFrame:
+        empty = spark.createDataFrame([(None,) * len(rollup.schema)], rollup.schema)
+        return empty.withColumns({"group": F.lit(group), "date": F.lit(day)})
+
+    both_days = rows("old", DAY).unionByName(rows("old", NEXT_DAY))
+    version = rollup.replace(both_days, None, base=None).version
+    base = lake.snapshots.publish(lake.snapshots.latest(), {rollup.name: version})
+    rollup.replace(rows("unpublished", DAY), [DAY], base=version)
+    opened = OpenedLake(lake, base, is_newest=True)
+    opened.write(rollup.name, rows("new", NEXT_DAY), [NEXT_DAY])
+    published = opened.publish()
+    stored = rollup.to_arrow(published.version(rollup.name), ["group", "date"]).to_pylist()
+    assert sorted((str(row["date"]), row["group"]) for row in stored) == [(str(DAY), "old"), (str(NEXT_DAY), "new")]
+
+
 def test_table_refuses_rows_of_days_that_are_not_to_be_replaced(spark: SparkSession, table: Table) -> None:
     with pytest.raises(ValueError, match="lake/membership: rows of 2026-11-21 are not of the days"):
-        table.replace(frame(spark, "a"), [NEXT_DAY])
+        table.replace(frame(spark, "a"), [NEXT_DAY], base=table.version())
     assert table.version() is None
 
 
@@ -188,7 +210,7 @@ def test_table_without_partitions_is_replaced_as_a_whole(spark: SparkSession, tm
     chosen = lake.table("marts/chosen")
     for use in ("a", "b"):
         rows = spark.createDataFrame([(None,) * 9], chosen.schema).withColumn("use", F.lit(use))
-        chosen.replace(rows, None)
+        chosen.replace(rows, None, base=None)
     snapshot = lake.snapshots.publish(lake.snapshots.latest(), {"marts/chosen": chosen.version()})
     assert [found["use"] for found in lake.read(spark, snapshot, "marts/chosen").collect()] == ["b"]
     assert [found["use"] for found in chosen.read(spark, 0).collect()] == ["a"]
@@ -197,10 +219,10 @@ def test_table_without_partitions_is_replaced_as_a_whole(spark: SparkSession, tm
 def test_table_tells_when_the_newest_rows_of_a_version_were_written(spark: SparkSession, table: Table) -> None:
     before = datetime.now(UTC) - timedelta(milliseconds=1)  # a log has milliseconds
     assert table.written_at(None) is None
-    table.replace(frame(spark, "a"), None)
+    table.replace(frame(spark, "a"), None, base=None)
     between = datetime.now(UTC)
     table.append(frame(spark, "b"), run=1)
-    table.replace(frame(spark, ""), None)
+    table.replace(frame(spark, ""), None, base=None)
     first = table.written_at(0)
     second = table.written_at(1)
     assert first

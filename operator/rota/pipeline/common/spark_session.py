@@ -17,8 +17,15 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 SMALL_SOURCE_BYTES = 8 * 2**20
 _MIN_PARTITION_BYTES = 16 * 2**20  # of the journal, compressed; a core has four partitions even if they are smaller
 
-SETTINGS = {
+# Of every session, whatever spark-submit or spark-defaults.conf sets: another time zone would move hours and days, and
+# rows of missing or damaged files would be left out silently.
+_FIXED_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+}
+SETTINGS = {
+    **_FIXED_SETTINGS,
     "spark.driver.memory": os.environ.get("ROTA_SPARK_MEMORY", "2g"),
     # Many, so that one partition fits in memory even with twenty million records; `fit_partitions` reduces the number
     # for small sources. For larger sources and clusters: spark-submit --conf spark.sql.shuffle.partitions=2000
@@ -53,6 +60,8 @@ def create_session(
     for key, value in session_settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
+    for key, value in _FIXED_SETTINGS.items():
+        spark.conf.set(key, value)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

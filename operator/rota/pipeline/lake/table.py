@@ -117,10 +117,11 @@ class Table:
 
         return self._add_run(rows, run, drop_present)
 
-    def replace(self, rows: DataFrame, dates: Collection[date] | None) -> TableCommit:
+    def replace(self, rows: DataFrame, dates: Collection[date] | None, *, base: int | None) -> TableCommit:
         """Replace all rows of these dates, or of the whole table if `dates` is None, in one commit.
 
-        Dates without new rows become empty. Raise ValueError if `rows` has other dates.
+        Other dates have the rows of the version `base`: those of a later version belong to a command that has not
+        published them. Dates without new rows become empty. Raise ValueError if `rows` has other dates.
         """
         self._check_writable(self._log.load())
         batch = self._files.write(rows, "replace")
@@ -129,9 +130,17 @@ class Table:
             others = sorted(map(str, batch.dates - replaced))
             raise ValueError(f"{self.name}: rows of {', '.join(others)} are not of the days that are to be replaced")
 
+        kept: dict[str, DataFile] = {}
+        if replaced is not None:
+            base_files = list_files(self._load_readable(base))
+            kept = {file.path: file for file in base_files if file.date not in replaced}
+
         def plan_changes(table: DeltaTable | None) -> FileChanges:
             self._check_writable(table)
-            return FileChanges(batch.files, list_files(table, replaced))
+            present = {file.path: file for file in list_files(table)}
+            restored = [file for path, file in kept.items() if path not in present]
+            removed = [file for path, file in present.items() if path not in kept]
+            return FileChanges([*batch.files, *restored], removed)
 
         result = self._log.commit(plan_changes)
         return TableCommit(result.version, batch.rows)

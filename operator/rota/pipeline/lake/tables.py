@@ -65,6 +65,8 @@ MARTS = (
     TableSpec("marts/chosen", schemas.CHOSEN, partitions=(), order=("group",)),
     TableSpec("marts/backtest", schemas.BACKTEST, partitions=(), order=("group",)),
 )
+# Tables that ingest appends to, in commits with the number of the run.
+INGESTED_TABLES = (*(spec.name for spec in RECORD_TABLES.values()), QUARANTINE_TABLE.name, FILES_TABLE.name)
 TABLES = {spec.name: spec for spec in (*RECORD_TABLES.values(), QUARANTINE_TABLE, FILES_TABLE, *MARTS)}
 
 

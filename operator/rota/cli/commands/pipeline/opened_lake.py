@@ -65,7 +65,7 @@ class OpenedLake:
         if not self._is_newest:
             return persist_table(name, rows)
         table = self.lake.table(name)
-        version, self.rows[name] = table.replace(rows, dates)
+        version, self.rows[name] = table.replace(rows, dates, base=self.snapshot.version(name))
         if version is not None:
             self._versions[name] = version
         return table.read(rows.sparkSession, version)
