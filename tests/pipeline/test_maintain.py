@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +21,9 @@ from pipeline.lake_folders import ingest, reasons, table_rows, verdict_line, wri
 from rota.cli import main
 from rota.object_store import open_store
 from rota.pipeline.lake.delta_log import DataFile, DeltaLog, FileChanges, list_files
-from rota.pipeline.lake.snapshots import SnapshotStore
+from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
 from rota.pipeline.lake.tables import TABLES, Lake
-from rota.pipeline.lake.upkeep.maintenance import Maintenance, MaintenanceSummary
+from rota.pipeline.lake.upkeep.maintenance import Maintenance, MaintenanceSummary, check_clock
 
 VERDICT = "lake/verdict"
 SPEC = TABLES[VERDICT]
@@ -140,11 +141,28 @@ def test_lake_maintenance_never_removes_the_newest_snapshot(lake: Lake) -> None:
 
 def test_lake_snapshot_lives_for_days_after_it_was_replaced(lake: Lake) -> None:
     snapshots = SnapshotStore(lake.store)
-    second = snapshots.get(2).created_at
+    second = next(info.modified for info in lake.store.list_objects("_rota/snapshots") if "/2.json" in info.key)
     assert snapshots.expire(second - timedelta(microseconds=1)).number == 1
     assert snapshots.numbers() == [1, 2]
     assert snapshots.expire(second).number == 2
     assert snapshots.numbers() == [2]
+
+
+def test_lake_snapshot_of_a_writer_with_a_wrong_clock_expires(lake: Lake) -> None:
+    future = LakeSnapshot(3, NOW + timedelta(days=3650), run=0, tables=lake.snapshot().tables)
+    assert lake.store.create("_rota/snapshots/3.json", msgspec.json.encode(future))
+    publish(lake, append(lake, TODAY, "today 3"))
+    maintain(lake, after_days=8)
+    assert lake.snapshots.numbers() == [5]
+    assert stored_reasons(lake) == sorted([*ALL, "today 3"])
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_lake_maintenance_refuses_a_clock_that_differs_from_the_store(lake: Lake, hours: int) -> None:
+    check_clock(lake.store, datetime.now(UTC))
+    with pytest.raises(ValueError, match=r"but an object stored in .* just now is of .*; correct the clock"):
+        check_clock(lake.store, datetime.now(UTC) + timedelta(hours=hours))
+    assert list(lake.store.list_objects("_rota/clock")) == []
 
 
 def test_lake_maintenance_removes_files_of_killed_commands_but_no_young_ones(lake: Lake) -> None:

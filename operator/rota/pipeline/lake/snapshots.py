@@ -45,8 +45,7 @@ class SnapshotStore:
 
     def numbers(self) -> list[int]:
         """Return the numbers of all snapshots, ascending."""
-        keys = (info.key for info in self._store.list_objects(FOLDER))
-        return sorted(int(match[1]) for match in map(_KEY_PATTERN.fullmatch, keys) if match)
+        return sorted(self._list_times())
 
     def latest(self) -> LakeSnapshot:
         """Return the newest snapshot, or the empty one; raise ValueError if its object is damaged."""
@@ -113,15 +112,19 @@ class SnapshotStore:
     def expire(self, before: datetime) -> LakeSnapshot:
         """Remove the snapshots that a newer one had replaced at a time; return the oldest that is left.
 
-        So the snapshot of any later time can be read. The newest one always stays.
+        So the snapshot of any later time can be read. The newest one always stays. The times are those of the store:
+        a wrong clock of one writer would give all later snapshots a wrong time.
         """
-        numbers = self.numbers()
-        index = bisect_right(numbers, before, key=lambda number: self._read(number).created_at)
-        expired = numbers[: max(index - 1, 0)]
-        for number in expired:
-            self._store.delete(_key(number))
-        left = numbers[len(expired) :]
+        stored_at = self._list_times()
+        left = sorted(stored_at)
+        while len(left) > 1 and stored_at[left[1]] <= before:
+            self._store.delete(_key(left.pop(0)))
         return self._read(left[0]) if left else EMPTY_SNAPSHOT
+
+    def _list_times(self) -> dict[int, datetime]:
+        """Return when each snapshot was stored, by number."""
+        listed = ((_KEY_PATTERN.fullmatch(info.key), info.modified) for info in self._store.list_objects(FOLDER))
+        return {int(match[1]): modified for match, modified in listed if match}
 
     def _check_unchanged(self, base: LakeSnapshot, newest: LakeSnapshot, versions: Mapping[str, int]) -> None:
         """Raise SnapshotConflictError if another command has published one of the tables since `base`."""

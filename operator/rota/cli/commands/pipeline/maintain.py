@@ -7,7 +7,7 @@ from rota.cli.commands.pipeline.opened_lake import JOURNAL, open_lake
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
 from rota.object_store import open_store
-from rota.pipeline.lake.upkeep.maintenance import Maintenance, MaintenanceSummary
+from rota.pipeline.lake.upkeep.maintenance import Maintenance, MaintenanceSummary, check_clock
 from rota.sentences import join_names, pluralize
 
 _MEBIBYTE = 2**20
@@ -19,10 +19,13 @@ def maintain(
     """Maintain a lake, and print what was done; an optional lake need not have a snapshot."""
     lake = open_lake(uri)
     store = open_store(journal or f"{lake.uri}/{JOURNAL}")
-    maintenance = Maintenance(lake, store, datetime.now(UTC), keep_days=keep_days, snapshot_days=snapshot_days)
+    now = datetime.now(UTC)
+    maintenance = Maintenance(lake, store, now, keep_days=keep_days, snapshot_days=snapshot_days)
     if is_optional and not lake.snapshots.numbers():
         print_line(f"{lake.uri} has no snapshot yet")
         return
+    if lake.snapshots.numbers():
+        check_clock(lake.store, now)
     summary = maintenance.run()
     print_value(asdict(summary), output, lambda: _print_summary(lake.uri, summary))
 

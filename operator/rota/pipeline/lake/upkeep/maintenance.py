@@ -5,6 +5,7 @@ written meanwhile is not published: the snapshot of the other command contains i
 killed before it published is continued by the next one.
 """
 
+import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -18,6 +19,9 @@ from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotConflictError
 from rota.pipeline.lake.table import Table
 from rota.pipeline.lake.tables import FILES_TABLE, INGESTED_TABLES, TABLES, Lake
 
+_PROBE_FOLDER = "_rota/clock"
+_PROBE_BYTES = 8
+_MAX_CLOCK_DIFFERENCE = timedelta(hours=1)
 _DATE_CHARACTERS = len("2026-11-21")
 
 
@@ -45,6 +49,21 @@ class MaintenanceSummary:
     removed_snapshots: int = 0
     tables: dict[str, TableUpkeep] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)  # tables that another command is writing
+
+
+def check_clock(store: ObjectStore, now: datetime) -> None:
+    """Raise ValueError if a time differs from the store's: files of running commands would look like old ones."""
+    probe = f"{_PROBE_FOLDER}/{secrets.token_hex(_PROBE_BYTES)}"
+    store.create(probe, b"")
+    try:
+        [stored_at] = [info.modified for info in store.list_objects(_PROBE_FOLDER) if info.key == probe]
+    finally:
+        store.delete(probe)
+    if abs(stored_at - now) > _MAX_CLOCK_DIFFERENCE:
+        raise ValueError(
+            f"the clock shows {now.isoformat(timespec='seconds')}, but an object stored in {store.uri} just now is of "
+            f"{stored_at.isoformat(timespec='seconds')}; correct the clock, or files in use could be removed"
+        )
 
 
 class Maintenance:
