@@ -56,6 +56,16 @@ def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
     return pa_fs.PyFileSystem(DeltaStorageHandler(uri, storage_options(uri), sizes))
 
 
+def native_filesystem(uri: str) -> pa_fs.FileSystem | None:
+    """Return a folder as a file system of pyarrow's own; None for a bucket, which deltalake opens.
+
+    Deltalake's is called by pyarrow's threads, which may still close files while Python ends: that aborts the process.
+    """
+    location = parse_location(uri)
+    is_folder = location.scheme == FOLDER_SCHEME
+    return pa_fs.SubTreeFileSystem(location.path, pa_fs.LocalFileSystem()) if is_folder else None
+
+
 @contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
     """Turn errors of a folder or bucket, as deltalake words them, into StoreError; a missing file stays as it is."""

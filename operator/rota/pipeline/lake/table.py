@@ -24,6 +24,7 @@ from rota.pipeline.lake.delta_log import (
 )
 from rota.pipeline.lake.parquet_files import FileBatch, ParquetFiles, TableSpec
 from rota.pipeline.lake.reading.arrow_rows import collect_rows
+from rota.pipeline.lake.storage import native_filesystem
 from rota.pipeline.lake.upkeep.vacuum import RemovedFiles, remove_unused_files, trim_log
 
 _MAX_BROADCAST_ROWS = 500_000  # digests of 16 bytes
@@ -90,7 +91,9 @@ class Table:
         if table is None:
             return ds.dataset(schema.empty_table())
         predicate = None if since is None else f"date >= '{since.isoformat()}'"
-        return table.to_pyarrow_dataset(schema=schema, file_pruning_predicate=predicate)
+        return table.to_pyarrow_dataset(
+            schema=schema, file_pruning_predicate=predicate, filesystem=native_filesystem(self.uri)
+        )
 
     def to_arrow(
         self, version: int | None, columns: Sequence[str] | None = None, where: ds.Expression | None = None

@@ -8,16 +8,17 @@ import pyarrow.dataset as ds
 
 from rota.object_store import ObjectStore
 from rota.pipeline.lake.reading.log_reader import LogReader, first_line
-from rota.pipeline.lake.storage import storage_errors
+from rota.pipeline.lake.storage import native_filesystem, storage_errors
 
-_MISSING_OBJECT = re.compile(r"Object at location (.*) not found")
+_MISSING_FILE = re.compile(r"(?:Object at location |local file ')(.*?)(?: not found|'\.)")
 
 
 def open_rows(store: ObjectStore, name: str, version: int) -> ds.Dataset:
     """Return the rows of a version with the columns that are stored; raise ValueError if its log is damaged."""
-    table = LogReader(store, name).load(version)
+    reader = LogReader(store, name)
+    table = reader.load(version)
     assert table is not None  # noqa: S101 - only a table without a version may be missing
-    return table.to_pyarrow_dataset()
+    return table.to_pyarrow_dataset(filesystem=native_filesystem(reader.uri))
 
 
 def collect_rows(
@@ -29,7 +30,7 @@ def collect_rows(
             return dataset.to_table(columns=columns, filter=where)
     except FileNotFoundError as error:
         described = first_line(error)
-        path = _MISSING_OBJECT.search(described)
+        path = _MISSING_FILE.search(described)
         raise ValueError(missing_file_sentence(path[1] if path else described)) from error
     except pa.ArrowInvalid as error:
         raise ValueError(f"{uri} has a damaged file; restore it, or recreate the lake: {first_line(error)}") from error
