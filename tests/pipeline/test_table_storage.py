@@ -1,18 +1,21 @@
 """Tables in a bucket of a real S3 server that refuses, does not answer, or loses answers."""
 
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from ground.s3 import Bucket, S3Server
 from ground.s3.faults import FaultProxy
-from pipeline.lake_files import GROUPS, append_file, open_log, write_file
+from pipeline.lake_files import append_file, open_log, write_file
 from rota.object_store import StoreError, open_store
 from rota.pipeline.lake import storage
-from rota.pipeline.lake.delta_log import DataFile, FileChanges, list_files
-from rota.pipeline.lake.parquet_files import ParquetFiles, TableSpec
+from rota.pipeline.lake.delta_log import FileChanges, list_files
+from rota.pipeline.lake.parquet_tasks import FileTarget, write_partitions
 from rota.pipeline.lake.storage import check_root, spark_pattern, spark_uri, storage_options
 
 
@@ -94,13 +97,21 @@ def test_table_commit_whose_answer_is_lost_counts_once(uri: str, proxy: FaultPro
     assert [stored.path for stored in list_files(open_log(uri).load())].count(file.path) == 1
 
 
-def test_table_files_in_a_bucket_are_described_with_rows_sizes_and_partitions(uri: str) -> None:
-    store = open_store(uri)
-    file = write_file(store, "a", "b")
-    folder = file.path.partition("/")[0]
-    store.create(f"lake/groups/{folder}/_SUCCESS", b"")
-    files = ParquetFiles(store, TableSpec("lake/groups", GROUPS))
-    assert files._describe(folder) == [DataFile(file.path, file.size_bytes, 2, {"date": "2026-11-21"})]
+@pytest.mark.parametrize("rows", [1, 300_000])  # an upload by one request, and by several
+def test_table_file_that_a_bucket_refuses_is_told(
+    uri: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr("rota.object_store.bucket.RETRIES", 1)
+    proxy.answer(503)
+    target = FileTarget(f"{uri}/lake/groups", "batch=run1-a", ())
+    batch = pa.RecordBatch.from_pydict({"digest": [secrets.token_bytes(32) for _ in range(rows)]})
+    with pytest.raises(StoreError, match=r"part-.* cannot be written: the server answered 503"):
+        list(write_partitions(iter([batch]), target=target))
+    proxy.heal()
+    [written] = write_partitions(iter([batch]), target=target)
+    [file] = written.to_pylist()
+    content = open_store(target.table_uri).read(file["path"])
+    assert (len(content), pq.read_metadata(pa.BufferReader(content)).num_rows) == (file["size_bytes"], rows)
 
 
 def test_table_places_have_the_names_that_spark_and_deltalake_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 Only this module imports obstore, and only `open_store` imports this module: folders need no package.
 """
 
+import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from functools import partial
+from typing import Any, BinaryIO, cast
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -20,6 +23,8 @@ REQUEST_SECONDS = 30.0  # for a whole request with its answer
 CONNECT_SECONDS = 5.0
 RETRIES = 3  # of a request that failed, where repeating it is safe
 RETRY_SECONDS = 60.0  # since the first attempt
+PART_BYTES = 8 * 2**20  # of a large object; a smaller one is stored by a single request
+CONCURRENT_PARTS = 4
 
 
 class BucketStore:
@@ -84,6 +89,11 @@ class BucketStore:
                 return False
         return True
 
+    def open_writer(self, key: str) -> BinaryIO:
+        """Open an object that is uploaded in parts and stored when the writer is closed."""
+        writer = BucketWriter(self._store, key, partial(self._store_errors, f"{key} cannot be written"))
+        return cast("BinaryIO", writer)
+
     def delete(self, key: str) -> None:
         """Remove an object; a missing one is no error."""
         with self._store_errors(f"{key} cannot be deleted"):
@@ -104,6 +114,39 @@ class BucketStore:
             raise StoreError(f"{self.uri}: {failure}: {explain_error(error, self._scheme)}") from error
         except (BaseError, ValueError, OSError) as error:
             raise StoreError(f"{self.uri}: {failure}: {explain_error(error, self._scheme)}") from error
+
+
+class BucketWriter(io.RawIOBase):
+    """Uploads an object; what was written before an error is not stored."""
+
+    def __init__(self, store: Any, key: str, store_errors: Callable[[], AbstractContextManager[None]]) -> None:
+        self._store_errors = store_errors
+        self._size_bytes = 0
+        with self._store_errors():
+            self._upload = obstore.open_writer(store, key, buffer_size=PART_BYTES, max_concurrency=CONCURRENT_PARTS)
+
+    def writable(self) -> bool:
+        """Whether it accepts content: always."""
+        return True
+
+    def write(self, content: Any) -> int:
+        """Upload content as soon as it fills a part."""
+        with self._store_errors():
+            self._upload.write(content)
+        size_bytes = memoryview(content).nbytes
+        self._size_bytes += size_bytes
+        return size_bytes
+
+    def tell(self) -> int:
+        """Return the number of written bytes."""
+        return self._size_bytes
+
+    def close(self) -> None:
+        """Store the object."""
+        if not self.closed:
+            super().close()
+            with self._store_errors():
+                self._upload.close()
 
 
 def _is_http_allowed() -> bool:

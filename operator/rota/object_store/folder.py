@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from rota.object_store.interface import NotAnObjectError, ObjectInfo, StoreError
 
@@ -76,6 +77,15 @@ class FolderStore:
                 draft.unlink(missing_ok=True)
             raise StoreError(f"{path} cannot be written: {_write_reason(error)}") from error
         return True
+
+    def open_writer(self, key: str) -> BinaryIO:
+        """Open a new file under its final name: readers know it only when a commit names it."""
+        path = self._path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("xb")
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
 
     def delete(self, key: str) -> None:
         """Remove a file; its folder stays."""

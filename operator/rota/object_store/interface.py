@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 
 class StoreError(Exception):
@@ -37,6 +37,12 @@ class ObjectStore(Protocol):
         """Store a new object as a whole; return False, and change nothing, if the key exists.
 
         False may mean that this very call created the object and its answer was lost: `create_same` distinguishes that.
+        """
+
+    def open_writer(self, key: str) -> BinaryIO:
+        """Open an object that is stored when the writer is closed, for content that is too large for `create`.
+
+        No other writer may use the key: `create` alone detects that it exists.
         """
 
     def delete(self, key: str) -> None:

@@ -1,8 +1,15 @@
-"""An HTTP proxy in front of a server that refuses, delays or loses requests as a test asks."""
+"""An HTTP proxy in front of a server that refuses, delays or loses requests as a test asks.
+
+Run as a program, `faults.py HOST PORT STATUS CODE EVERY TEXT`, it prints its URL, and answers every n-th of the
+requests whose path contains a text with a status and an error code of S3.
+"""
 
 import contextlib
 import http.client
+import itertools
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +24,18 @@ class Request(NamedTuple):
 
     method: str
     path: str
+
+
+@contextlib.contextmanager
+def proxy_process(target: Address, status: int, code: str, *, every: int = 1, path_has: str = "") -> Iterator[str]:
+    """Run a proxy as a process, and yield its URL: for clients that hold Python's global lock while they wait."""
+    arguments = [target[0], str(target[1]), str(status), code, str(every), path_has]
+    with subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
 
 
 class FaultProxy(ThreadingHTTPServer):
@@ -129,9 +148,8 @@ class _Exchange(BaseHTTPRequestHandler):
         """Answer the client."""
         self._body()
         self.send_response_only(status)
-        for name, value in headers.items():
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
@@ -166,6 +184,30 @@ class _Exchange(BaseHTTPRequestHandler):
             answer = connection.getresponse()
             body = answer.read()
             kept = {name: value for name, value in answer.getheaders() if name.lower() not in _NOT_FORWARDED}
+            if self.command == "HEAD":  # the length is that of the object
+                kept["Content-Length"] = answer.headers.get("Content-Length", "0")
             return answer.status, kept, body
         finally:
             connection.close()
+
+
+def main(host: str, port: str, *fault: str) -> None:
+    """Run a proxy until the process is ended."""
+    status, code, every, path_has = fault
+    numbers = itertools.count(1)
+    body = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+
+    def answer(exchange: _Exchange) -> None:
+        if path_has in exchange.path and next(numbers) % int(every) == 0:
+            exchange.reply(int(status), {}, b"" if exchange.command == "HEAD" else body)
+        else:
+            exchange.reply(*exchange._forward())
+
+    with FaultProxy((host, int(port))) as proxy:
+        proxy.fault = answer
+        print(proxy.endpoint, flush=True)
+        proxy.serve_forever()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,13 +1,12 @@
-"""Parquet files of a table: Spark writes and reads them. Each attempt to write has a folder of its own."""
+"""Parquet files of a table: Spark's tasks write and read them. Each attempt to write has a folder of its own."""
 
 import secrets
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -15,15 +14,10 @@ from pyspark.sql.types import StructType
 from rota.object_store import ObjectStore
 from rota.pipeline.common.columns import select_columns
 from rota.pipeline.lake.delta_log import DataFile
+from rota.pipeline.lake.parquet_tasks import WRITTEN_FILES, FileTarget, write_partitions
 from rota.pipeline.lake.reading.arrow_rows import missing_file_sentence
-from rota.pipeline.lake.storage import open_filesystem, spark_pattern, spark_uri, storage_errors
+from rota.pipeline.lake.storage import spark_pattern, spark_uri
 
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_WRITE_OPTIONS = {
-    "compression": "zstd",  # half of the default's size at the same CPU time
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",  # a commit names the files; _SUCCESS would be litter
-}
-_FOOTER_READERS = 8
 _RANDOM_BYTES = 6
 
 
@@ -57,25 +51,20 @@ class ParquetFiles:
     """Writes and reads Parquet files below a table's folder."""
 
     def __init__(self, store: ObjectStore, spec: TableSpec) -> None:
-        self._store = store
-        self._name = spec.name
         self._uri = f"{store.uri}/{spec.name}"
         self._schema = spec.schema
         self._partitions = list(spec.partitions)
         self._order = list(spec.order)
 
     def write(self, rows: DataFrame, label: str) -> FileBatch:
-        """Write rows to a new folder `batch=<label>-<random>`; if Spark fails, what it wrote belongs to no version."""
-        folder = f"batch={label}-{secrets.token_hex(_RANDOM_BYTES)}"
-        # INT96, Spark's default, needs a feature of Delta that other readers lack.
-        rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        """Write rows to a new folder `batch=<label>-<random>`; no version has the files of a task that fails."""
         arranged = rows.transform(select_columns, self._schema).transform(self._collect_partitions)
         if self._partitions or self._order:
             arranged = arranged.sortWithinPartitions(*self._partitions, *self._order)
-        writer = arranged.write.options(**_WRITE_OPTIONS)
-        writer.partitionBy(*self._partitions).parquet(spark_uri(f"{self._uri}/{folder}"))
-        with storage_errors(self._uri):
-            return FileBatch(self._describe(folder))
+        folder = f"batch={label}-{secrets.token_hex(_RANDOM_BYTES)}"
+        write = partial(write_partitions, target=FileTarget(self._uri, folder, tuple(self._partitions)))
+        files = arranged.mapInArrow(write, WRITTEN_FILES).collect()
+        return FileBatch([DataFile(**file.asDict()) for file in sorted(files)])
 
     def _collect_partitions(self, rows: DataFrame) -> DataFrame:
         """Shuffle rows by partition: otherwise each task would write a file for each of its partitions."""
@@ -103,31 +92,6 @@ class ParquetFiles:
         for frame in frames[1:]:
             whole = whole.unionByName(frame)
         return whole
-
-    def _describe(self, folder: str) -> list[DataFile]:
-        sizes = {
-            info.key.removeprefix(f"{self._name}/"): info.size_bytes
-            for info in self._store.list_objects(f"{self._name}/{folder}")
-            if _is_data_file(info.key)
-        }
-        filesystem = open_filesystem(self._uri, sizes)
-
-        def describe(path: str) -> DataFile:
-            row_count = pq.read_metadata(path, filesystem=filesystem).num_rows
-            return DataFile(path, sizes[path], row_count, self._partition_values(path))
-
-        with ThreadPoolExecutor(_FOOTER_READERS) as pool:
-            files = list(pool.map(describe, sorted(sizes)))
-        return [file for file in files if file.rows]  # Spark writes a file without rows for a frame without rows
-
-    def _partition_values(self, path: str) -> dict[str, str | None]:
-        values = dict(part.split("=", 1) for part in path.split("/")[:-1])
-        return {column: None if values[column] == _NULL_PARTITION else values[column] for column in self._partitions}
-
-
-def _is_data_file(key: str) -> bool:
-    name = key.rpartition("/")[2]
-    return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
 def _folder_columns(file: DataFile) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
-from deltalake.fs import DeltaStorageHandler
 
 from rota.object_store import FOLDER_SCHEME, StoreError, parse_location
 from rota.object_store.bucket_errors import explain_error
@@ -46,14 +45,6 @@ def spark_uri(uri: str) -> str:
 def spark_pattern(uri: str) -> str:
     """Return a URI for Spark's reader, which takes it for a pattern: special characters are escaped."""
     return _GLOB_CHARACTERS.sub(r"\\\g<0>", spark_uri(uri))
-
-
-def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
-    """Return a folder or prefix as a file system of pyarrow, configured by the same variables.
-
-    Files with a known size by path are opened without a request, in which deltalake would block all threads.
-    """
-    return pa_fs.PyFileSystem(DeltaStorageHandler(uri, storage_options(uri), sizes))
 
 
 def native_filesystem(uri: str) -> pa_fs.FileSystem | None:

@@ -1,4 +1,4 @@
-"""A table of the lake: Spark writes its Parquet files, deltalake commits them; only this package knows paths."""
+"""A table of the lake: Spark's tasks write its Parquet files, deltalake commits them; only this package knows paths."""
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import date, datetime
