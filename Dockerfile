@@ -29,6 +29,10 @@ RUN uv sync --frozen --no-dev --no-install-workspace --extra sidecar --extra tra
 FROM build AS pipeline-dependencies
 COPY pyproject.toml uv.lock ./
 RUN uv sync --frozen --no-dev --no-install-workspace --extra pipeline
+# Among Spark's own jars, those for lakes in S3: executors have them, too. Another Maven repository: --build-arg.
+ARG ROTA_MAVEN_URL=
+COPY operator/rota/pipeline/common/s3_jars.py operator/rota/pipeline/common/s3_jars.txt ./
+RUN /opt/rota/bin/python s3_jars.py "$(echo /opt/rota/lib/python3*/site-packages/pyspark/jars)"
 
 # Rota itself, apart, so that a change of source is a small layer.
 FROM build AS source

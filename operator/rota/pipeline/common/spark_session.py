@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Collection
 from importlib.resources import files
 from pathlib import Path
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+
+from rota.pipeline.common.bucket_access import find_jars, reach_buckets
 
 CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, unless spark-submit names a cluster
 _CORE_COUNT = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
@@ -47,15 +50,23 @@ SETTINGS = {
 
 
 def create_session(
-    name: str, settings: dict[str, str] | None = None, *, source_bytes: int | None = None
+    name: str,
+    settings: dict[str, str] | None = None,
+    *,
+    lakes: Collection[str] = (),
+    source_bytes: int | None = None,
 ) -> SparkSession:
     """Return a session on spark-submit's cluster if spark-submit runs us, else on this machine with more `settings`.
 
-    `source_bytes` is the compressed size of the records that will be read, if it is known.
+    It can read and write the URIs of `lakes`. Raise ValueError if it lacks the jars for one of them. `source_bytes` is
+    the compressed size of the records that will be read, if it is known.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers run the first python3 on the path
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit sets it
-    session_settings = _unsubmitted_settings() if is_submitted else local_settings(source_bytes) | (settings or {})
+    if is_submitted:
+        session_settings = _unsubmitted_settings()
+    else:
+        session_settings = local_settings(source_bytes) | find_jars(lakes) | (settings or {})
     builder = SparkSession.builder.appName(name)
     for key, value in session_settings.items():
         builder = builder.config(key, value)
@@ -63,6 +74,7 @@ def create_session(
     for key, value in _FIXED_SETTINGS.items():
         spark.conf.set(key, value)
     spark.sparkContext.setLogLevel("ERROR")
+    reach_buckets(spark, lakes)
     return spark
 
 

@@ -2,20 +2,21 @@
 
 # ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rota.cli.commands.pipeline.progress import Progress
+from rota.cli.commands.pipeline.spark.session import open_session
 from rota.cli.console.errors import report_user_errors
 from rota.cli.console.formatting import print_line
 from rota.cli.options import OUTPUT_OPTION, default_option
+from rota.sentences import pluralize
 from rota.timestamps import parse_time
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
             return
         with Progress() as progress:
             progress("starting Spark")
-            with _spark_session(name, _source_bytes(inputs)) as spark:
+            with translate_errors(), open_session(name, _lakes_of(inputs), _source_bytes(inputs)) as spark:
                 command(spark, progress, **inputs)
 
     return run
@@ -198,30 +199,11 @@ def _source_bytes(inputs: Mapping[str, Any]) -> int | None:
     return sum(listed.size_bytes for listed in journal.list_objects())
 
 
-@contextmanager
-def _spark_session(command: str, source_bytes: int | None) -> Iterator["SparkSession"]:
-    with translate_errors():
-        from pyspark.sql import SparkSession
-
-        from rota.pipeline.common.spark_session import create_session
-
-        _check_java()
-        existing_session = SparkSession.getActiveSession()  # of a program that embeds this command
-        spark = create_session(f"rota-pipeline-{command}", source_bytes=source_bytes)
-        try:
-            yield spark
-        finally:
-            if existing_session is None:
-                spark.stop()
-
-
-def _check_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - which takes strings
-        return
-    if home:
-        raise ValueError(f"Spark needs Java, but JAVA_HOME ({home}) has none: correct it, or unset it")
-    raise ValueError("Spark needs Java, but no java command was found: install Java 17 or later, or set JAVA_HOME")
+def _lakes_of(inputs: Mapping[str, Any]) -> list[str]:
+    """Return the URIs of the lakes whose tables a command reads or writes; none if it writes only a journal."""
+    if "opened" in inputs:
+        return [inputs["opened"].lake.uri]
+    return [inputs["lake"].uri] if "lake" in inputs else []
 
 
 @pipeline.command()
@@ -377,3 +359,16 @@ def generate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     from rota.cli.commands.pipeline import simulate
 
     simulate.generate(spark, progress, **options)
+
+
+@pipeline.command()
+@click.option("--to", required=True, help="The folder; jars that it has already are checked and kept.")
+@click.option("--repository", help="The URL of a Maven repository; default: ROTA_MAVEN_URL, else Maven Central.")
+@report_user_errors
+def jars(to: str, repository: str | None) -> None:
+    """Fetch the jars by which Spark reads and writes lakes in S3, such as for machines without a connection."""
+    from rota.pipeline.common import s3_jars
+
+    fetched = s3_jars.fetch_jars(Path(to), repository or "")
+    number = pluralize(len(s3_jars.read_list()), "jar")
+    print_line(f"{to} has {number} for S3, of Hadoop {s3_jars.hadoop_version()}; {fetched} of them were fetched")

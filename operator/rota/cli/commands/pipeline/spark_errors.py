@@ -5,9 +5,14 @@ from typing import Any
 
 from rota.object_store import StoreError
 
+_S3_OBJECT = r"(?P<place>s3a://[^\s:'`]+)[^\n]*?"  # in errors of Spark's file system for S3
 _USER_ERRORS = [  # a pattern in the error text, and the sentence for the user
     (r"OutOfMemoryError|Java heap space", "Spark has too little memory; set ROTA_SPARK_MEMORY to more, such as 4g"),
     (r"rota\.object_store\.interface\.StoreError: (?P<detail>[^\n]*)", "{detail}"),
+    (_S3_OBJECT + r"No AWS Credentials provided",
+     "{place} cannot be read: Spark found no credentials; its driver and executors need the same variables"),
+    (_S3_OBJECT + r"Status Code: (?P<detail>\d+)", "{place} cannot be read: the server answered {detail}"),
+    (_S3_OBJECT + r"Unable to execute HTTP request: (?P<detail>[^\n(]*)", "{place} cannot be read: {detail}"),
     (r"Encountered error while reading file (?:file:/*(?=/))?(?P<detail>\S*?/[^\n]*?)\.\s",
      "{detail} cannot be read: the file is damaged or missing; read an older snapshot, or recreate the lake"),
     (r"(?P<detail>(?:Mkdirs failed to create|Parent path is not a directory)[^\n(]*|\[Errno \d+\] [^\n]*)",

@@ -1,0 +1,1 @@
+"""The Spark session of a command, and the jars that it needs."""
