@@ -2,21 +2,15 @@
 
 import gzip
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from ground.poll import eventually
 from pipeline.lake_folders import table_rows, write_segment
-from pipeline.small_spark import LONGEST, SMALL
+from pipeline.small_spark import LONGEST, kill_when, run_ingest
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
 from rota.pipeline.synthetic.generate import HOUR_CHARACTERS
 from rota.pipeline.synthetic.histories import generate_history
@@ -34,31 +28,10 @@ def lines_by_hour() -> dict[str, list[bytes]]:
     return lines
 
 
-@contextmanager
-def run_ingest(lake: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an ingest; its remaining processes are killed in the end."""
-    arguments = ["pipeline", "ingest", str(lake), "-o", "json"]
-    with (lake.parent / "stdout").open("wb") as stdout, (lake.parent / "stderr").open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rota.cli", *arguments],
-            stdout=stdout,
-            stderr=stderr,
-            env=os.environ | SMALL,
-            start_new_session=True,  # its process group has its Java, and nothing else
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def kill_ingest(lake: Path, is_reached: Callable[[], bool]) -> None:
     """Start an ingest, and kill it with its Java as soon as a condition is met."""
-    with run_ingest(lake) as process:
-        eventually(lambda: is_reached() or process.poll() is not None, LONGEST)
-        assert process.poll() is None, "the ingest ended before"
+    with run_ingest(str(lake), lake.parent) as process:
+        kill_when(process, is_reached)
 
 
 def count_rows(lake: Path) -> Counter[str]:
@@ -79,7 +52,7 @@ def test_ingest_killed_at_any_point_leaves_each_line_in_the_lake_once(tmp_path: 
     for lines_of_hour in later_hours:
         write_hour(lake, *lines_of_hour)
     kill_ingest(lake, lambda: any(lake.glob("lake/*/_delta_log/*.json")))
-    with run_ingest(lake) as last:
+    with run_ingest(str(lake), tmp_path) as last:
         assert last.wait(LONGEST) == 0, (tmp_path / "stderr").read_text()
     assert not json.loads((tmp_path / "stdout").read_text())["quarantine"]
     segments = [gzip.decompress(path.read_bytes()) for path in lake.glob("journal/date=*/*.jsonl.gz")]

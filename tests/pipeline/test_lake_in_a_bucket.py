@@ -10,8 +10,10 @@ from pyspark.sql import SparkSession
 
 from ground.s3 import Bucket, S3Server
 from ground.s3.faults import proxy_process
+from pipeline.small_spark import kill_when, run_ingest
 from pipeline.spark_buckets import enter_bucket
 from rota.cli import main
+from rota.object_store import open_store
 from rota.pipeline.common.bucket_access import reach_buckets
 from rota.pipeline.lake.tables import RECORD_TABLES, Lake
 
@@ -93,6 +95,19 @@ def test_lake_in_a_bucket_that_refuses_spark_is_told_in_a_sentence(
     assert lake.replace("s3://", "s3a://") in sentence
     assert "403" in sentence
     assert Lake(lake).snapshot().number == 1
+
+
+@pytest.mark.slow("an ingest into a bucket, killed with its Java")
+def test_lake_in_a_bucket_is_complete_after_an_ingest_that_was_killed(spark_bucket: Bucket, tmp_path: Path) -> None:
+    lake = f"{spark_bucket.uri}/lake"
+    generated = json.loads(pipeline("generate", *SIZE, "--to", lake, "-o", "json"))
+    store = open_store(lake)
+    with run_ingest(lake, tmp_path) as process:
+        kill_when(process, lambda: any("_delta_log" in info.key for info in store.list_objects("lake")))
+    assert Lake(lake).snapshots.latest().number == 0
+    pipeline("ingest", lake)
+    digests = [row["digest"] for spec in RECORD_TABLES.values() for row in table_rows(lake, spec.name)]
+    assert len(digests) == len(set(digests)) == generated["records"]
 
 
 @pytest.mark.parametrize(
