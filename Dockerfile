@@ -28,7 +28,8 @@ RUN uv sync --frozen --no-dev --no-install-workspace --extra sidecar --extra tra
 
 FROM build AS pipeline-dependencies
 COPY pyproject.toml uv.lock ./
-RUN uv sync --frozen --no-dev --no-install-workspace --extra pipeline
+RUN uv sync --frozen --no-dev --no-install-workspace --extra pipeline \
+    && find /opt/rota -type d -name tests -prune -exec rm -r {} +
 # Among Spark's own jars, those for lakes in S3: executors have them, too. Another Maven repository: --build-arg.
 ARG ROTA_MAVEN_URL=
 COPY operator/rota/pipeline/common/s3_jars.py operator/rota/pipeline/common/s3_jars.txt ./
