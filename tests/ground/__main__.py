@@ -21,6 +21,7 @@ from ground.report import Missing, plainly, say
 from ground.rocketmq import NAME_SERVER, RocketMQ
 from ground.s3 import S3Server
 from ground.s3 import packages as s3_packages
+from ground.spark import SparkCluster
 
 
 class Startable(Protocol):
@@ -70,6 +71,9 @@ PARTS = {
     "kwok": Part("simulated nodes and pods", _kwok, lambda _: {}),
     "prometheus": Part("a Prometheus", _prometheus, lambda prometheus: {"ROTA_PROMETHEUS": prometheus.url}),
     "s3": Part("an S3 server", S3Server, _s3_variables),
+    "spark": Part(
+        "a Spark cluster: a master and two workers", SparkCluster, lambda cluster: {"ROTA_SPARK_MASTER": cluster.url}
+    ),
     "node": Part(
         "another cluster, with a real node (root)", RealNode, lambda node: {"ROTA_NODE_KUBECONFIG": node.kubeconfig}
     ),

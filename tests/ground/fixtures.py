@@ -20,6 +20,7 @@ from ground.report import Missing, interrupt
 from ground.rocketmq import RocketMQ
 from ground.s3 import Bucket, S3Server
 from ground.space import stop_namespace
+from ground.spark import SparkCluster
 
 
 def pytest_configure() -> None:
@@ -94,6 +95,15 @@ def s3_server(instance: Instance) -> S3Server:
 def bucket(s3_server: S3Server) -> Bucket:
     """Create an empty bucket."""
     return s3_server.bucket()
+
+
+@pytest.fixture(scope="module")
+def spark_cluster(instance: Instance) -> Iterator[SparkCluster]:
+    """Start Spark's own cluster."""
+    cluster = SparkCluster(instance)
+    cluster.up()
+    yield cluster
+    cluster.down()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
 """Files of lake tables that tests write without Spark, and writers that race as processes of their own."""
 
 import io
+import json
 import secrets
 from datetime import date
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +14,7 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 from rota.object_store import ObjectStore, open_store
 from rota.pipeline.lake.delta_log import DataFile, DeltaLog, FileChanges, last_run
 from rota.pipeline.lake.snapshots import SnapshotStore
+from rota.pipeline.lake.tables import Lake
 
 GROUPS = StructType([StructField("group", StringType()), StructField("date", DateType())])
 DAY = date(2026, 11, 21)
@@ -62,3 +65,10 @@ def publish_snapshots(uri: str, table: str, number: int) -> None:
     snapshots = SnapshotStore(open_store(uri))
     for version in range(number):
         snapshots.publish(snapshots.latest(), {table: version})
+
+
+def table_rows(uri: str, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a lake's table in the newest snapshot in a fixed order, read without Spark."""
+    lake = Lake(uri)
+    rows: list[dict[str, Any]] = lake.table(name).to_arrow(lake.snapshot().version(name)).to_pylist()
+    return sorted(rows, key=lambda row: json.dumps(row, default=str))

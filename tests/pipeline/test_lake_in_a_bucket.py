@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from ground.s3 import Bucket, S3Server
 from ground.s3.faults import proxy_process
+from pipeline.lake_files import table_rows
 from pipeline.small_spark import kill_when, run_ingest
 from pipeline.spark_buckets import enter_bucket
 from rota.cli import main
@@ -36,13 +37,6 @@ def error_of(*arguments: object) -> str:
     assert isinstance(result.exception, SystemExit), result.exception
     assert (result.exit_code, result.stdout) == (2, "")
     return result.stderr.splitlines()[-1].removeprefix("rota: ")
-
-
-def table_rows(uri: str, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a table in the newest snapshot in a fixed order, read without Spark."""
-    lake = Lake(uri)
-    rows: list[dict[str, Any]] = lake.table(name).to_arrow(lake.snapshot().version(name)).to_pylist()
-    return sorted(rows, key=lambda row: json.dumps(row, default=str))
 
 
 def test_lake_in_a_bucket_has_the_same_tables_and_history_as_one_in_a_folder(

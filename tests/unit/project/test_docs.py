@@ -29,6 +29,13 @@ TYPED = {
     "policies.md": "tests/unit/project/test_policies_page.py",
     "pull.md": "tests/sidecar/test_pull_examples.py",
 }
+ON_A_SPARK_CLUSTER = (
+    "pip install --target libs",
+    "rm -r libs/pyspark*",
+    "export PYTHONPATH=$PWD/libs",
+    "spark-submit --master spark://",
+    "python3 -m rota.cli pipeline jars",
+)
 # Other tests run commands with these beginnings, mostly with other arguments.
 ELSEWHERE = {
     **dict.fromkeys(ON_A_NODE, "tests/e2e/test_install.py"),
@@ -39,6 +46,7 @@ ELSEWHERE = {
     "kubectl patch secret rota-operator-key": "tests/kube/test_operator.py",
     "rota pipeline ": "tests/pipeline/test_docs_page.py",
     "rota history": "tests/pipeline/test_history.py",
+    **dict.fromkeys(ON_A_SPARK_CLUSTER, "tests/pipeline/test_cluster.py"),
     "sha256sum --check": "tests/chart/test_release.py",
     "make demo": "tests/ground/tests/test_demo.py",
     "make install": ".ci/run",
@@ -152,10 +160,10 @@ UNTYPED = (
     ("releasing.md", "git clone --branch v0.2.0 https://github.com/rota-dev/rota && cd rota"),
     ("releasing.md", "make release-check"),
     ("releasing.md", "diff dist/SHA256SUMS ../SHA256SUMS"),
-    # This needs a cluster that runs Spark executors; tests/pipeline/test_session.py submits to this machine.
+    # This needs a cluster that runs executors as pods; tests/pipeline/test_cluster.py submits to Spark's own cluster.
     (
         "pipeline.md",
-        "spark-submit --master k8s://https://kubernetes.default.svc --deploy-mode cluster --name rota-rollup",
+        "spark-submit --master k8s://https://kubernetes.default.svc --deploy-mode cluster --name rota-pipeline",
     ),
 )
 
