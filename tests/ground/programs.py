@@ -4,6 +4,7 @@ The modules are in `go/`, pinned by go.mod and go.sum; `tool` directives keep th
 kwok, kind, krew and the oracles share one module, so what they have in common is compiled once.
 """
 
+import json
 import os
 import re
 import shutil
@@ -141,6 +142,14 @@ def _build(title: str, programs: ProgramSet, into: Path) -> None:
             env={**_STRICT, "GOTMPDIR": str(scratch)},
         )
     cache.remove(scratch)
+
+
+def module(folder: str, path: str) -> Path:
+    """Return the folder of a module's sources in Go's module cache; a go.mod in `go/` names its version and digest."""
+    described = cache.run(
+        [go(), "mod", "download", "-json", path], f"Fetching the Go module {path}", cwd=MODULES / folder, env=_STRICT
+    )
+    return Path(json.loads(described)["Dir"])
 
 
 @once
