@@ -45,6 +45,6 @@ async def test_example_for_the_spark_operator_is_valid(api: Api, applications: s
     created = await api.create(applications, example, **STRICT)
     assert created["spec"]["arguments"][:2] == ["pipeline", "run"]
     example["spec"]["executor"]["cores"] = "four"
-    example["spec"]["driver"]["memmory"] = "4g"
-    with pytest.raises(ApiError, match=r"spec\.executor\.cores|memmory"):
+    example["spec"]["driver"]["memories"] = "4g"
+    with pytest.raises(ApiError, match=r"spec\.executor\.cores|memories"):
         await api.create(applications, example, **STRICT)
