@@ -113,6 +113,15 @@ def journal(values: str) -> dict[str, str]:
     return {'rota_journal_lost_total{namespace="rota-system", job="rota", pod="rota-1"}': values}
 
 
+def last_success(values: str, lake: str = "s3://rota/fleet") -> dict[str, str]:
+    labels = f'{{lake="{lake}", job="rota-pipeline", instance=""}}'
+    return {f"rota_pipeline_last_success_timestamp_seconds{labels}": values}
+
+
+def violations(kind: str, values: str) -> dict[str, str]:
+    return {f'rota_pipeline_violations{{lake="s3://rota/fleet", kind="{kind}", job="rota-pipeline"}}': values}
+
+
 def stored(failures: str, segments: str) -> dict[str, str]:
     labels = '{namespace="rota-system", job="rota", pod="rota-1"}'
     return {f"rota_journal_failures_total{labels}": failures, f"rota_journal_segments_total{labels}": segments}
@@ -411,4 +420,33 @@ CASES = [
     ),
     Case("RotaJournalNotStored", "its bucket refused for a moment", stored("0x10 0+2x4 8x120", "0+2x140"), "40m"),
     Case("RotaJournalNotStored", "it has nothing to store", stored("0x140", "0x140"), "40m"),
+    Case(
+        "RotaPipelineOverdue",
+        "its job has failed for a day",
+        last_success("0x3200"),
+        "1500m",
+        (Fires("warning", "1d 1h 0m 0s", {"lake": "s3://rota/fleet"}),),
+    ),
+    Case(
+        "RotaPipelineOverdue",
+        "it succeeds every hour, another lake's as well",
+        last_success(" ".join(f"{hour * 3600}x119" for hour in range(27)))
+        | last_success("60000x3200", "/history/lake"),
+        "1500m",
+    ),
+    Case("RotaPipelineOverdue", "it pushes no metrics", {}, "1500m"),
+    Case(
+        "RotaOwnershipViolated",
+        "a queue had two owners",
+        violations("TwoOwners", "0x10 2x120") | violations("Unproved", "0x120"),
+        "30m",
+        (Fires("warning", "2", {"lake": "s3://rota/fleet", "kind": "TwoOwners"}),),
+    ),
+    Case(
+        "RotaOwnershipViolated",
+        "queues had no owner, or it is unknown",
+        violations("Unowned", "7x120") | violations("Unknown", "3x120") | violations("TwoOwners", "0x120"),
+        "30m",
+    ),
+    Case("RotaOwnershipViolated", "it pushes no metrics", {}, "30m"),
 ]

@@ -9,6 +9,8 @@ import yaml
 
 from chart.charts import CHART, EVERYTHING, PROMETHEUS, ROOT, Helm, HelmError, Rendered
 from ground.api import Object
+from rota.cli.commands.pipeline import commands
+from rota.pipeline.recommend.cost_weights import CostWeights, parse_weights
 
 SELECTOR = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
 ORIGIN = {f"app.kubernetes.io/{key}" for key in ("version", "part-of", "managed-by")} | {"helm.sh/chart"}
@@ -387,6 +389,51 @@ def test_pipeline_job_recommends_if_policies_are_given_and_pushes_metrics(helm: 
         "--push-gateway=http://p:1",
     ]
     assert {"name": "policies", "mountPath": "/policies", "readOnly": True} in container["volumeMounts"]
+
+
+def test_pipeline_job_passes_links_backtest_weights_and_further_arguments(helm: Helm) -> None:
+    pipeline: Object = {
+        "enabled": True,
+        "claim": "history",
+        "policies": "to-try",
+        "weights": {"moves": 3, "lag": 0.5},
+        "backtest": True,
+        "pageUrl": "https://rota.example.com",
+        "boardUrl": "https://grafana.example.com/a",
+        "pushGateway": "http://p:1",
+        "extraArgs": ["--least-gain=10", "--push-gateway=http://q:1"],
+    }
+    rendered = helm.template(journal={"kind": "volume"}, pipeline=pipeline)
+    pod = pipeline_pod(rendered)["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][7:] == [
+        "--weights=/weights/weights.yaml",
+        "--backtest",
+        "--page-url=https://rota.example.com",
+        "--board-url=https://grafana.example.com/a",
+        "--push-gateway=http://p:1",
+        "--least-gain=10",
+        "--push-gateway=http://q:1",  # the last one counts
+    ]
+    assert {"name": "weights", "mountPath": "/weights", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "weights", "configMap": {"name": "rota-pipeline-weights"}} in pod["volumes"]
+    weights = parse_weights(rendered["ConfigMap/rota-pipeline-weights"]["data"]["weights.yaml"])
+    assert weights == CostWeights(moves=3.0, lag=0.5)
+
+
+def test_pipeline_job_arguments_are_options_of_the_command(helm: Helm) -> None:
+    pipeline: Object = {"enabled": True, "claim": "history", "policies": "to-try", "pushGateway": "http://p:1"}
+    pipeline |= {
+        "weights": {"moves": 3},
+        "backtest": True,
+        "pageUrl": "http://a",
+        "boardUrl": "http://b",
+        "keepDays": 9,
+    }
+    rendered = helm.template(journal={"kind": "volume"}, pipeline=pipeline)
+    for name, command in ((PIPELINE, commands.run), (MAINTENANCE, commands.maintain)):
+        (container,) = pipeline_pod(rendered, name)["spec"]["containers"]
+        command.make_context(container["args"][0], container["args"][1:])  # an unknown option raises
 
 
 def test_pipeline_job_maintains_the_lake_and_writes_the_journal_only_to_delete_from_it(helm: Helm) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from chart.charts import CHART, Helm, HelmError
 from ground.api import Object
+from rota.pipeline.recommend.cost_weights import MEASURES
 
 TEXT = (CHART / "values.yaml").read_text()
 VALUES: Object = yaml.safe_load(TEXT)
@@ -69,6 +70,10 @@ def test_chart_readme_table_equals_the_values() -> None:
     assert (CHART / "README.md").read_text().partition("## Values\n\n")[2].splitlines() == table
 
 
+def test_chart_weights_of_the_pipeline_have_the_names_of_the_measures() -> None:
+    assert LEAVES["pipeline.weights"]["propertyNames"]["enum"] == [*MEASURES]
+
+
 def test_chart_schema_allows_no_additional_properties() -> None:
     all_branches = [("", SCHEMA), *branches(SCHEMA)]
     assert [
@@ -113,6 +118,12 @@ def test_chart_schema_allows_no_additional_properties() -> None:
         ({"pipeline": {"keepDays": -1}}, "/pipeline/keepDays"),
         ({"pipeline": {"snapshotDays": 0}}, "/pipeline/snapshotDays"),
         ({"pipeline": {"pushGateway": "pushgateway:9091"}}, "/pipeline/pushGateway"),
+        ({"pipeline": {"weights": {"move": 3}}}, "invalid propertyName 'move'"),
+        ({"pipeline": {"weights": {"moves": -1}}}, "/pipeline/weights/moves"),
+        ({"pipeline": {"backtest": "yes"}}, "/pipeline/backtest"),
+        ({"pipeline": {"pageUrl": "rota.example.com"}}, "/pipeline/pageUrl"),
+        ({"pipeline": {"boardUrl": "https://grafana.example.com/?orgId=1"}}, "/pipeline/boardUrl"),
+        ({"pipeline": {"extraArgs": "--top=50"}}, "/pipeline/extraArgs"),
         ({"crds": {"keep": 1}}, "/crds/keep"),
         ({"podAnnotations": {"a": 1}}, "/podAnnotations/a"),
         ({"tolerations": {"key": "a"}}, "/tolerations"),
@@ -149,6 +160,10 @@ def test_chart_schema_rejects_an_invalid_value(helm: Helm, values: Object, error
         (
             {"pipeline": {"enabled": True, "claim": "a", "keepDays": 7}, "journal": {"kind": "volume"}},
             "pipeline.keepDays is not more than pipeline.snapshotDays",
+        ),
+        (
+            {"pipeline": {"enabled": True, "claim": "a", "weights": {"moves": 3}}, "journal": {"kind": "volume"}},
+            "pipeline.weights is for a recommendation; set pipeline.policies",
         ),
         ({"pipeline": {"enabled": True}, "journal": {"kind": "volume"}}, "set pipeline.claim to the name of a claim"),
         (

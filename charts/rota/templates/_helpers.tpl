@@ -214,6 +214,9 @@ jobTemplate:
               {{- if $it.policies }}
               - {name: policies, mountPath: /policies, readOnly: true}
               {{- end }}
+              {{- if $it.weights }}
+              - {name: weights, mountPath: /weights, readOnly: true}
+              {{- end }}
         {{- if and $volume (not (has "ReadWriteMany" $journal.claim.accessModes)) }}
         affinity:  # only the operator's node can mount the journal
           podAffinity:
@@ -239,6 +242,10 @@ jobTemplate:
           {{- with $it.policies }}
           - name: policies
             configMap: {name: {{ . }}}
+          {{- end }}
+          {{- if $it.weights }}
+          - name: weights
+            configMap: {name: {{ include "rota.fullname" .root | trunc 43 | trimSuffix "-" }}-pipeline-weights}
           {{- end }}
         {{- with .root.Values.nodeSelector }}
         nodeSelector:
