@@ -325,6 +325,7 @@ def test_recommend_limits_listed_reasons_per_policy(spark: SparkSession) -> None
 
 def test_recommend_weights_that_are_not_set_keep_their_defaults() -> None:
     assert parse_weights("moves: 3\nlag: 0.5") == CostWeights(moves=3, lag=0.5)
+    assert parse_weights("moves: 1e+06") == CostWeights(moves=1e6)  # as Helm writes a million
     assert parse_weights("") == parse_weights("{}") == CostWeights()
 
 

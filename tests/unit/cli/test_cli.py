@@ -523,7 +523,7 @@ def test_custom_strategy_without_reasons_is_explained_by_its_name(
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: 2026-99-99", "? [a]\n: b", "!!python/x y"]
+    "text", ["a: [", "x: !!bool abc", "x: !!timestamp abc", "a: !!timestamp 2026-99-99", "? [a]\n: b", "!!python/x y"]
 )
 def test_plan_rejects_invalid_yaml_with_one_sentence(text: str) -> None:
     assert_rejected("Standard input is not valid YAML", "plan", "-f", "-", *EIGHT, stdin=text)
@@ -539,6 +539,15 @@ def test_cli_rejects_a_deeply_nested_manifest_with_one_sentence(command: list[st
         manifest["kind"] = "Deployment"
     text = json.dumps(manifest).replace('"nested"', '[{"a":' * levels + "1" + "}]" * levels)
     assert_rejected("nested too deep", *command, "-f", "-", stdin=text)
+
+
+def test_plan_reads_plain_yaml_values_as_kubectl_does() -> None:
+    """A date is a string for kubectl, and 1e3 is a number: PyYAML reads them the other way round."""
+    manifest = a_group("topic-of-a-day", strategy="ConsistentHash", options={"consistentHash": {"virtualNodes": 77}})
+    of_a_day = manifest.replace("topic-of-a-day", "2026-11-21").replace("77", "1e2")
+    assert queue_counts("-f", "-", "--queues", "2026-11-21=broker-a:8", "--members", "1", stdin=of_a_day) == [8]
+    with_number = manifest.replace("topic-of-a-day", "1e3")
+    assert_rejected("topic: expected str, got int", "plan", "-f", "-", *EIGHT, stdin=with_number)
 
 
 def test_plan_yaml_error_names_its_line() -> None:

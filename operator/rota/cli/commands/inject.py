@@ -2,7 +2,6 @@
 
 # ruff: noqa: T201 - this module prints
 
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from rota.cli.console.inputs import display_name, manifest_name, read_text, tran
 from rota.kube.client.objects import GROUP_LABEL
 from rota.kube.workload.injection import inject, remove_sidecar
 from rota.kube.workload.sidecar_container import IMAGE, SidecarSpec, default_image
+from rota.kubectl_yaml import KubectlDumper, KubectlLoader
 from rota.spec import InvalidSpecError, Seconds
 from rota.spec.names import is_dns_subdomain
 
@@ -24,70 +24,6 @@ LINE_WIDTH = 1_000_000  # of YAML output: no line is wrapped
 
 # Comments before a document, and its `---`.
 _LEADING_COMMENTS = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")
-
-
-class _Loader(yaml.SafeLoader):
-    """Loads YAML as kubectl does (sigs.k8s.io/yaml, by YAML 1.1 and Go's rules for numbers).
-
-    Other than for PyYAML, times, 12:30 and = are strings, y and n are booleans, and 1e3, 089 and 0o17 are numbers.
-    """
-
-
-class _Dumper(yaml.SafeDumper):
-    """Dumps YAML that kubectl loads as the same values, with scripts as literal blocks, and without aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - SafeDumper's signature
-        """Return True, so that repeated values are written in full."""
-        return True
-
-
-_TAG_OF = "tag:yaml.org,2002:{}".format
-# Go's numbers: digits may be separated by _, and 017 and 0o17 are octal; 089 is no integer, but a decimal fraction.
-_INTEGER = re.compile(
-    r"[-+]?(0[bB]_*[01][01_]*|0[xX]_*[0-9a-fA-F][0-9a-fA-F_]*|0[oO]?_*[0-7][0-7_]*|0_*|[1-9][0-9_]*)\Z"
-)
-_DECIMAL = re.compile(
-    r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9][0-9_]*)([eE][-+]?[0-9][0-9_]*)?\Z"
-    r"|[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z"
-)
-_SHORT_BOOLEAN = re.compile(r"[yYnN]\Z")
-
-
-def _configure_yaml() -> None:
-    replaced_tags = {*map(_TAG_OF, ("timestamp", "int", "float", "value"))}  # `value` is =
-    _Loader.yaml_implicit_resolvers = {}
-    for first_character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
-        remaining = [(tag, pattern) for tag, pattern in resolvers if tag not in replaced_tags]
-        _Loader.yaml_implicit_resolvers[first_character] = remaining
-    for yaml_class in (_Loader, _Dumper):  # the dumper quotes strings that match
-        yaml_class.add_implicit_resolver(_TAG_OF("int"), _INTEGER, list("-+0123456789"))
-        yaml_class.add_implicit_resolver(_TAG_OF("float"), _DECIMAL, list("-+0123456789."))
-        yaml_class.add_implicit_resolver(_TAG_OF("bool"), _SHORT_BOOLEAN, list("yYnN"))
-    _Loader.bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}
-    _Loader.add_constructor(_TAG_OF("int"), _construct_integer)
-    _Loader.add_constructor(_TAG_OF("float"), _construct_decimal)
-    _Dumper.add_representer(str, _represent_string)
-
-
-def _construct_integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    text = loader.construct_scalar(node).replace("_", "")
-    return int(re.sub(r"^([-+]?)0(?=[0-9])", r"\g<1>0o", text), base=0)
-
-
-def _construct_decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float | str:
-    """Return the number; a text such as 1e400, which no float can represent, is a string for kubectl."""
-    text = loader.construct_scalar(node)
-    if text[-1] in "fFnN":  # `.inf` and `.nan` have no point in Python
-        return float(text.replace(".", ""))
-    number = float(text.replace("_", ""))
-    return text if math.isinf(number) else number
-
-
-def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar(_TAG_OF("str"), text, style="|" if "\n" in text else None)
-
-
-_configure_yaml()
 
 
 class InjectRequest(NamedTuple):
@@ -157,11 +93,11 @@ def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tu
 def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
     with translate_yaml_errors(source_name, "Kubernetes manifests"):
         starts: list[int] = []
-        for event in yaml.parse(text, _Loader):
+        for event in yaml.parse(text, KubectlLoader):
             mark = event.start_mark
             if isinstance(event, yaml.DocumentStartEvent) and mark:
                 starts.append(mark.index)
-        values = list(yaml.load_all(text, _Loader))
+        values = list(yaml.load_all(text, KubectlLoader))
     cuts = [0, *starts[1:], len(text)]  # the first piece includes comments before its document
     for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):  # an empty text has no document
         yield text[start:end], value
@@ -175,7 +111,7 @@ def _leading_text(piece: str, *, first: bool) -> str:
 
 
 def _dump_document(document: Any) -> str:
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=LINE_WIDTH)
+    return yaml.dump(document, Dumper=KubectlDumper, sort_keys=False, allow_unicode=True, width=LINE_WIDTH)
 
 
 def _iterate_objects(document: Any) -> Iterator[dict[Any, Any]]:

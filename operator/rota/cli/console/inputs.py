@@ -12,6 +12,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from rota.kubectl_yaml import KubectlLoader
 from rota.model import Queue, Roster, single_line
 from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangesByTopic, from_ranges, iterate_entries
 from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, parse_group, parse_policy
@@ -142,7 +143,7 @@ def load_documents(filename: str, expected_content: str) -> list[YamlDocument]:
     mappings: list[YamlDocument] = []
     text = read_text(filename)
     with translate_yaml_errors(display_name(filename), f"a file with {expected_content}"):
-        loader = yaml.SafeLoader(text)
+        loader = KubectlLoader(text)
         while loader.check_node():
             node = loader.get_node()
             body = loader.construct_document(node) if node else None

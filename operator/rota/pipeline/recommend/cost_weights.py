@@ -9,6 +9,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
+from rota.kubectl_yaml import load_yaml
 from rota.model import single_line
 
 # Fraction of the cost: a smaller gain is within the model's error, so no change is recommended.
@@ -89,7 +90,7 @@ class CostWeights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def parse_weights(text: str, source_name: str = "--weights") -> CostWeights:
     """Return weights from YAML, with defaults for missing ones; raise ValueError with one sentence for a mistake."""
     try:
-        parsed = yaml.safe_load(text)
+        parsed = load_yaml(text)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # constructors of values raise more than the parser
         raise ValueError(f"{source_name} is not valid YAML; write lines such as moves: 1") from None
     entries = {} if parsed is None else parsed
