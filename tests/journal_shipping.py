@@ -1,5 +1,8 @@
 """A spool and a store of the journal in tests, which fail as a test wants."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -21,6 +24,17 @@ AT = f"{HOUR}:00:00.000Z"
 
 def a_line(number: int, size_bytes: int = 0) -> bytes:
     return msgspec.json.encode({"kind": "plan", "at": AT, "number": number, "text": size_bytes * "x"}) + b"\n"
+
+
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """Limit the size of files: the system cuts off a write at the limit, even within a line."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class UnreliableStore(FolderStore):

@@ -3,13 +3,10 @@
 import errno
 import logging
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 
 from ground.poll import eventually
 from journal_segments import lines_by_hour, segments, stored_records
+from journal_shipping import file_size_limit
 from rota import records
 from rota.kube.telemetry.journal import journal_writer, segment_rules
 from rota.kube.telemetry.journal.journal_writer import STDOUT, Journal, parse_size_limit
@@ -54,17 +52,6 @@ def write_and_wait(journal: Journal, *journal_records: dict[str, object]) -> Non
     """Write records, and wait until they are written or dropped."""
     journal.write(journal_records)
     eventually(lambda: not journal._unwritten_values)
-
-
-@contextmanager
-def file_size_limit(limit: int) -> Iterator[None]:
-    """Limit the size of files: the system cuts off a write at the limit, even within a line."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

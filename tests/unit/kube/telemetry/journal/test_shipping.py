@@ -2,37 +2,18 @@
 
 import gzip
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from ground.poll import eventually
 from journal_segments import segments
-from journal_shipping import AT, HOUR, LATER, OTHER_POD, PROCESS, Shipping, a_line
+from journal_shipping import AT, HOUR, LATER, OTHER_POD, PROCESS, Shipping, a_line, file_size_limit
 from rota.kube.telemetry.journal import segment_rules, shipper, spool_folders
 from rota.kube.telemetry.journal.line_appender import WriteFailedError
 from rota.kube.telemetry.journal.segment_rules import LostRecords
 from rota.kube.telemetry.journal.shipper import SegmentShipper
 from rota.object_store.segments import parse_segment
-
-
-@pytest.fixture
-def shipping(tmp_path: Path) -> Shipping:
-    return Shipping(tmp_path)
-
-
-@contextmanager
-def file_size_limit(limit: int) -> Iterator[None]:
-    """Limit the size of files: the system cuts off a write at the limit, even within a line."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_journal_segments_are_shipped_and_leave_the_spool_empty(shipping: Shipping) -> None:

@@ -13,11 +13,6 @@ from rota.kube.telemetry.journal.segment_rules import LostRecords
 from rota.kube.telemetry.journal.spool import Spool
 
 
-@pytest.fixture
-def shipping(tmp_path: Path) -> Shipping:
-    return Shipping(tmp_path)
-
-
 def append_segments(spool: Spool, *lines: bytes) -> None:
     for line in lines:
         spool.append(HOUR, line)
