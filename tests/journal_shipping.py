@@ -43,6 +43,7 @@ class UnreliableStore(FolderStore):
     failures = 0
     refused = ""  # a key that is never stored
     is_stored = False
+    may_read = True
 
     def create(self, key: str, data: bytes) -> bool:
         if key == self.refused:
@@ -53,6 +54,11 @@ class UnreliableStore(FolderStore):
                 super().create(key, data)
             raise StoreError(f"{self.uri}: {key} cannot be written: the server answered 503 Service Unavailable")
         return super().create(key, data)
+
+    def read(self, key: str) -> bytes:
+        if not self.may_read:
+            raise StoreError(f"{self.uri}: {key} cannot be read: the server answered 403 Forbidden")
+        return super().read(key)
 
 
 class Shipping:

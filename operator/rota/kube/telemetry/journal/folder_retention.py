@@ -5,6 +5,7 @@ may be written until the next time: by itself, and by another operator, such as 
 """
 
 import os
+import re
 import time
 from collections import Counter
 from contextlib import suppress
@@ -15,6 +16,8 @@ from rota.object_store.segments import segment_hour
 
 SCANS_PER_LIMIT = 50  # listings of the folder while as much as its limit is written
 DRAFT_SECONDS = 3600.0  # the age at which the draft of a segment belongs to a killed process
+
+_DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft")  # as FolderStore names them
 
 
 class FolderRetention:
@@ -80,5 +83,5 @@ class FolderRetention:
         """Remove what processes that were killed have left of segments."""
         for path in (Path(self._store.uri) / date).glob(".*.draft"):
             with suppress(OSError):  # removed by another operator
-                if path.lstat().st_mtime < time.time() - DRAFT_SECONDS:
+                if _DRAFT.fullmatch(path.name) and path.lstat().st_mtime < time.time() - DRAFT_SECONDS:
                     path.unlink()

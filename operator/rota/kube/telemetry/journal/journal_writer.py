@@ -27,7 +27,8 @@ MAX_LIMIT_BYTES = 2**60  # no disk is so large: a larger value is a typing error
 MAX_QUEUED_VALUES = 1_000_000  # values in records that wait for a slow disk: about 60 MB
 MAX_BATCH_RECORDS = 200  # records in one write
 RETRY_SECONDS = 5.0  # after a failed write, for which records are dropped without a try
-CLOSE_SECONDS = 5.0  # for the last writes when the operator ends
+CLOSE_SECONDS = 10.0  # for the last records when the operator ends
+CLOSE_WRITE_SECONDS = 5.0  # of these, until the last records are in the spool
 
 JournalRecord = Mapping[str, Any]
 
@@ -56,6 +57,8 @@ class JournalCounts(NamedTuple):
 class _Output(Protocol):
     """Where lines go to."""
 
+    name: str  # the subject of a sentence
+
     def append(self, hour: str, lines: bytes) -> None:
         """Append lines of an hour; raise WriteFailedError with the failed lines."""
 
@@ -65,12 +68,14 @@ class _Output(Protocol):
     def finish(self) -> None:
         """Complete what was appended, after the last line."""
 
-    def close(self) -> None:
-        """Store what was completed, for a limited time; from another thread, also if `finish` has not returned."""
+    def close(self, seconds: float) -> None:
+        """Store what was completed, for at most so long; from another thread, also if `finish` has not returned."""
 
 
 class _StdoutOutput:
     """Appends lines to standard output."""
+
+    name = "The journal on standard output"
 
     def __init__(self) -> None:
         self._appender = LineAppender(sys.stdout.fileno())
@@ -84,7 +89,7 @@ class _StdoutOutput:
     def finish(self) -> None:
         pass
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> None:
         pass
 
 
@@ -165,16 +170,17 @@ class Journal:
             self._note_dropped(queued[0]["at"], len(queued), "the disk is too slow")
 
     def close(self) -> None:
-        """Wait for a limited time until all records are written, and segments are shipped."""
+        """Wait until all records are written and all segments are shipped, for at most CLOSE_SECONDS."""
         if not self._destination:
             return
+        deadline = time.monotonic() + CLOSE_SECONDS
         with self._condition:
             self._closing = True
             self._condition.notify()
-        self._thread.join(CLOSE_SECONDS)
+        self._thread.join(CLOSE_WRITE_SECONDS)
         if self._thread.is_alive():
             _log.error("The journal was closed before all records were written: its disk does not respond")
-        self._output.close()
+        self._output.close(deadline - time.monotonic())
 
     def _run(self) -> None:
         is_last = False
@@ -249,6 +255,7 @@ class Journal:
         except WriteFailedError as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return unwritten + error.missing_lines.count(b"\n"), str(error)
+        self._retry_at = 0.0
         return 0, ""
 
     def _encode_records(self, records: list[JournalRecord]) -> list[_Line]:
@@ -281,8 +288,7 @@ class Journal:
             is_logged = bool(reason) and not self._is_failure_logged
             self._is_failure_logged |= is_logged
         if is_logged:
-            where = "on standard output" if self._destination == STDOUT else f"in {self._destination}"
-            _log.error("The journal %s cannot be written: %s; records are dropped until it can", where, reason)
+            _log.error("%s cannot be written: %s; records are dropped until it can", self._output.name, reason)
 
 
 def _count_values(container: Mapping[str, Any] | list[Any]) -> int:

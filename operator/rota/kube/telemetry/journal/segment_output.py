@@ -24,7 +24,6 @@ from rota.object_store.segments import SegmentName
 HIDDEN_SPOOL = ".spool"  # in a folder
 SPOOL_PARTS = 10  # of a folder's limit, a tenth is for the spool
 CHECK_SECONDS = 5.0  # for the disk to respond at start
-SHIP_CLOSE_SECONDS = 25.0  # for the last segments when the operator ends
 TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
 
 _log = logging.getLogger(__name__)
@@ -63,6 +62,7 @@ class SegmentOutput:
         process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_start(), 0)
         self._spool = Spool(spool, process, spool_bytes, on_dropped)
         self._shipper = SegmentShipper(store, self._spool, retention)
+        self.name = f"The journal's spool {spool}"
         self.append = self._spool.append
         self.close_due = self._spool.close_due
 
@@ -74,9 +74,9 @@ class SegmentOutput:
         """Close the last segments."""
         self._spool.close_all()
 
-    def close(self) -> None:
-        """Ship what is left, for a limited time."""
-        self._shipper.close(SHIP_CLOSE_SECONDS)
+    def close(self, seconds: float) -> None:
+        """Ship what is left, for at most so many seconds."""
+        self._shipper.close(seconds)
 
     @property
     def shipped_segments(self) -> int:

@@ -18,7 +18,17 @@ SPOOL_SUFFIX = ".jsonl"
 
 _SPOOL_FILE = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d{6,12})\.jsonl", re.ASCII)
 _GAP = b'"kind":"gap"'
-_decode = msgspec.json.Decoder().decode
+
+
+class _LineFields(msgspec.Struct):
+    """The fields of a line from which losses are counted."""
+
+    at: str = ""
+    since: str = ""  # of a gap
+    missing: int | None = None  # of a gap
+
+
+_decode = msgspec.json.Decoder(_LineFields).decode
 
 
 class OpenSegment(NamedTuple):
@@ -103,22 +113,27 @@ def whole_lines(data: bytes) -> bytes:
 def first_time(lines: bytes) -> str:
     """Return the time of the first line; empty: it has none."""
     try:
-        return str(_decode(lines.partition(b"\n")[0])["at"])
-    except (ValueError, TypeError, KeyError):
+        return _decode(lines.partition(b"\n")[0]).at
+    except ValueError:
         return ""
 
 
 def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
-    """Return what is lost with a segment that has these lines: a `gap` among them counts as the records it reports."""
-    own = 0
+    """Return what is lost with a segment that has these lines: a `gap` among them counts as the records it reports.
+
+    Raise ValueError if one of the lines is damaged.
+    """
+    own = count_missing(segment, lines)
     reported = 0
     times = [segment.since] if segment.since else []
     for line in lines.splitlines():
-        record = _decode(line) if _GAP in line or not times else {}
-        own += "missing" not in record
-        reported += record.get("missing", 0)
-        times += [record[field] for field in ("at", "since") if field in record]
-    return LostRecords(own + count_missing(segment, lines), min(times, default=segment.earliest), reported)
+        fields = _decode(line) if _GAP in line or not times else _LineFields()
+        if fields.missing is None:
+            own += 1
+        else:
+            reported += fields.missing
+        times += filter(None, (fields.at, fields.since))
+    return LostRecords(own, min(times, default=segment.earliest), reported)
 
 
 def count_missing(segment: ClosedSegment, lines: bytes) -> int:

@@ -1,5 +1,6 @@
 """Ships segments from the spool to the journal's folder or bucket, in a thread of its own."""
 
+import errno
 import gzip
 import logging
 import threading
@@ -16,6 +17,7 @@ from rota.sentences import pluralize
 ADOPT_SECONDS = 60.0  # between two searches for segments of processes that have ended
 CLOSE_RETRY_SECONDS = (0.2, 0.5, 1.0)  # after failures while the operator ends
 COMPRESSION_LEVEL = 6
+OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}  # of the process, not of a file
 _GZIP = 31  # zlib's number of a window of 32 KiB with a header of gzip
 
 _log = logging.getLogger(__name__)
@@ -50,10 +52,13 @@ class SegmentShipper:
         if left:
             segments = pluralize(left, "segment")
             _log.error("%s of the journal could not be stored; left in %s", segments, self._spool.root)
-        if not self._thread.is_alive():
-            self._spool.close()
 
     def _run(self) -> None:
+        self._ship_all()
+        self._spool.close()
+
+    def _ship_all(self) -> None:
+        """Ship segments until the operator ends, and what is left then, as long as time is left."""
         while True:
             deadline = self._deadline  # read first: when it is set, all segments are closed
             has_failed = False
@@ -97,6 +102,8 @@ class SegmentShipper:
         try:
             lines = self._spool.read(segment)
         except OSError as error:
+            if error.errno in OUT_OF_RESOURCES:
+                raise
             self._forget(segment, error)
             return True
         if lines:
@@ -126,7 +133,7 @@ class SegmentShipper:
     def _has(self, key: str) -> bool:
         try:
             self._store.read(key)
-        except (FileNotFoundError, NotAnObjectError):
+        except (FileNotFoundError, StoreError):  # without the right to list, S3 answers 403 for a missing object
             return False
         return True
 

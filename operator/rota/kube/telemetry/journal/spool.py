@@ -149,15 +149,11 @@ class Spool:
         if file and not file.is_deleted:
             return file
         if file:
-            self._close(
-                hour
-            )  # a user has deleted it, or an operator of another node has stored it: the shipper finds out
+            self._close(hour)  # deleted by a user, or stored by an operator of another node: the shipper distinguishes
         self._folders.create_own()
         self._sequence += 1
         name = self._folders.process._replace(hour=hour, sequence=self._sequence)
-        path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)  # a user may have deleted it
-        self._open[hour] = file = _SegmentFile(name, path)
+        self._open[hour] = file = _SegmentFile(name, self._path(name))
         return file
 
     def _close(self, hour: str) -> None:
@@ -192,7 +188,10 @@ class Spool:
         self.size_bytes = opened + sum(segment.size_bytes for segment in self._closed)
 
     def _release_folders(self) -> None:
-        self._folders.release({spool_folder(name) for name in (self._folders.process, *(c.name for c in self._closed))})
+        needed = {spool_folder(self._folders.process)}
+        needed.update(spool_folder(segment.name) for segment in self._closed)
+        needed.update(spool_folder(file.segment.name) for file in self._open.values())
+        self._folders.release(needed)
 
     def _path(self, name: SegmentName) -> Path:
         return self.root / spool_folder(name) / spool_file(name)

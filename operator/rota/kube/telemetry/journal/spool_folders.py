@@ -7,7 +7,6 @@ of another pod must be idle for a while.
 import calendar
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -33,15 +32,18 @@ class SpoolFolders:
         """Begin without folders; `process` has the names of this process."""
         self.root = root
         self.process = process
-        self._has_own = False
+        self._has_created = False
         self._locks: dict[str, int] = {}  # descriptors of the locks, by the names of folders
 
     def create_own(self) -> None:
-        """Create the folder of this process, unless that was done; raise OSError if it fails, and leave no folder then.
+        """Create the folder of this process, unless it exists; raise OSError if it fails, and leave no folder then.
 
         If another process has or had the same names, `process` gets a later start.
         """
-        while not self._has_own:
+        if self._is_own_locked():
+            return
+        self._has_created = False
+        while True:
             folder = self.root / spool_folder(self.process)
             try:
                 folder.mkdir(parents=True)
@@ -49,11 +51,20 @@ class SpoolFolders:
                 if not folder.is_dir():  # the spool itself is a file
                     raise
             else:
-                self._has_own = self._lock_new(folder)
-                if self._has_own:
+                self._has_created = self._lock_new(folder)
+                if self._has_created:
                     return
             start = calendar.timegm(time.strptime(self.process.start, _START)) + 1
             self.process = self.process._replace(start=time.strftime(_START, time.gmtime(start)))
+
+    def _is_own_locked(self) -> bool:
+        """Whether this process has its folder. If a user has deleted the lock's file, others may adopt the folder."""
+        if not self._has_created:  # an adopted folder may have the name of this process
+            return False
+        try:
+            return os.fstat(self._locks[spool_folder(self.process)]).st_nlink > 0
+        except OSError:  # deleted by another node
+            return False
 
     def adopt(self) -> list[ClosedSegment]:
         """Lock the folders of processes that have ended, and return their segments."""
@@ -89,11 +100,13 @@ class SpoolFolders:
         if folder.name.rpartition("-")[0] == own_pod:
             return True
         try:
-            newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-            # The clock of the file system, which may be another one than this node's.
-            with tempfile.TemporaryFile(dir=self.root) as probe:
-                now = os.fstat(probe.fileno()).st_mtime
-        except OSError:  # another process is removing it, or the disk is full
+            newest = folder.lstat().st_mtime
+            for path in folder.iterdir():
+                newest = max(newest, path.lstat().st_mtime)
+            # The clock of the file system, which may be another one than this node's. A full disk accepts it, too.
+            os.utime(self.root)
+            now = self.root.stat().st_mtime
+        except OSError:  # another process is removing it
             return False
         return now > newest + IDLE_SECONDS
 
@@ -124,6 +137,9 @@ class SpoolFolders:
             if isinstance(error, BlockingIOError):
                 return False
             raise
+        former = self._locks.pop(folder, None)
+        if former is not None:  # of a deleted folder with the same name
+            os.close(former)
         self._locks[folder] = descriptor
         return True
 

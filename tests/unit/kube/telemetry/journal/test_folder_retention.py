@@ -87,16 +87,19 @@ def test_journal_removes_hours_of_a_fast_clock_only_when_nothing_is_older(tmp_pa
     assert kept[-1] == "2031-01-01/11"
 
 
-def test_journal_drafts_of_killed_processes_are_removed(tmp_path: Path) -> None:
+def test_journal_drafts_of_killed_processes_are_removed_but_no_files_of_users(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     store.create(PROCESS._replace(hour=HOUR, sequence=1).key, b"x")
-    drafts = [tmp_path / "date=2026-11-21" / f".{name}.draft" for name in ("old", "new")]
-    for draft in drafts:
-        draft.touch()
-    os.utime(drafts[0], (1e9, 1e9))
+    names = (f".{'0' * 16}.draft", f".{'1' * 16}.draft", ".notes.draft")
+    old, new, foreign = [tmp_path / "date=2026-11-21" / name for name in names]
+    for path in (old, new, foreign):
+        path.touch()
+    for path in (old, foreign):
+        os.utime(path, (1e9, 1e9))
     FolderRetention(store, 2**20).make_room(HOUR, 10)
-    assert not drafts[0].exists()
-    assert drafts[1].exists()
+    assert not old.exists()
+    assert new.exists()
+    assert foreign.exists()
 
 
 def test_journal_other_folders_are_not_listed_but_dates_must_be(

@@ -24,7 +24,6 @@ from rota.kube.telemetry.journal.segment_rules import LostRecords
 from rota.kube.telemetry.journal.spool import Spool
 from rota.object_store.segments import parse_segment
 from rota.records import GapRecord, decode_record, journal_record
-from sidecar.small_disk import a_small_disk, fill
 
 HOUR = "2026-11-21T09"
 
@@ -286,32 +285,10 @@ def test_journal_gap_record_counts_missing_records_after_recovery(
     assert journal.dropped_records == 3
 
 
-@pytest.mark.usefixtures("retry_at_once")
-def test_journal_resumes_after_a_full_disk(tmp_path: Path) -> None:
-    with a_small_disk(tmp_path):
-        journal = Journal(str(tmp_path), "a")
-        write_and_wait(journal, a_record(0))
-        fill(tmp_path)
-        for number in range(1, 31):
-            write_and_wait(journal, a_record(number, message=400 * "x"))
-        dropped = journal.dropped_records
-        (tmp_path / "filler").unlink()
-        write_and_wait(journal, a_record(31))
-        journal.close()
-        journal_records = stored_records(tmp_path)
-    assert 0 < dropped < 30
-    assert journal.dropped_records == dropped
-    assert [record.missing for record in journal_records if isinstance(record, GapRecord)] == [dropped]
-    assert [record.generation for record in journal_records if isinstance(record, records.PlanRecord)] == [
-        *range(31 - dropped),
-        31,
-    ]
-
-
 def test_journal_on_a_hanging_disk_blocks_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(journal_writer, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(journal_writer, "CLOSE_WRITE_SECONDS", 0.01)
     monkeypatch.setattr(journal_writer, "MAX_QUEUED_VALUES", 1000)
     released = threading.Event()
     monkeypatch.setattr(Spool, "append", lambda *_: released.wait())
@@ -321,12 +298,44 @@ def test_journal_on_a_hanging_disk_blocks_no_caller(
     journal.close()
     assert journal.dropped_records > 1500
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
-    assert "the disk is too slow; records are dropped until it can" in caplog.messages[0]
+    assert caplog.messages[0].startswith(f"The journal's spool {tmp_path}/.spool cannot be written: the disk is too sl")
     assert caplog.messages[1] == "The journal was closed before all records were written: its disk does not respond"
     caplog.set_level(logging.CRITICAL)
     released.set()
     journal._thread.join()
-    journal._output.close()
+    journal._output.close(30.0)
+
+
+def test_journal_has_a_limited_time_at_the_end_for_its_disk_and_its_store_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_writer, "CLOSE_SECONDS", 0.02)
+    monkeypatch.setattr(journal_writer, "CLOSE_WRITE_SECONDS", 0.01)
+    released = threading.Event()
+    monkeypatch.setattr(Spool, "append", lambda *_: released.wait())
+    journal = Journal(str(tmp_path), "a")
+    journal.write([LATE])
+    close_output = journal._output.close
+    granted: list[float] = []
+    monkeypatch.setattr(journal._output, "close", granted.append)
+    journal.close()
+    assert [seconds for seconds in granted if seconds > 0.01] == []
+    released.set()
+    journal._thread.join()
+    close_output(30.0)
+
+
+def test_journal_writes_all_last_records_if_the_disk_has_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_writer, "MAX_BATCH_RECORDS", 1)
+    journal = Journal(str(tmp_path), "a")
+    with journal._condition:  # so that the thread meets the records and the end together
+        journal._retry_at = float("inf")
+        journal.write([LATE, LATE, LATE])
+        journal._closing = True
+    journal.close()
+    assert lines_by_hour(tmp_path) == {HOUR: 3 * [encode_line(LATE)]}
 
 
 def test_journal_gap_is_written_without_a_further_record(tmp_path: Path) -> None:

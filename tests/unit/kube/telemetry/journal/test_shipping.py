@@ -218,5 +218,6 @@ def test_journal_store_that_does_not_end_does_not_hold_up_the_end(
     assert "1 segment of the journal could not be stored; left in" in caplog.text
     os.write(write, b"x")
     thread._thread.join()
+    assert not [*(shipping.folder / "spool").iterdir()]  # its lock does not remain
     os.close(read)
     os.close(write)

@@ -1,6 +1,7 @@
 """Segments that cannot be stored, or whose files have lost records: what can be kept is, and the rest is counted."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -133,13 +134,46 @@ def test_journal_segment_of_an_ended_process_that_another_operator_has_stored_is
     assert not shipping.left
 
 
-def test_journal_damaged_segment_of_an_ended_process_is_lost_since_its_hour(tmp_path: Path) -> None:
+def test_journal_deleted_segment_holds_up_no_others_where_a_bucket_answers_403_for_missing_objects(
+    shipping: Shipping,
+) -> None:
+    spool = shipping.spool()
+    append_segments(spool, a_line(1), a_line(2))
+    shipping.store.may_read = False
+    next(shipping.folder.glob("spool/*/*-000001.jsonl")).unlink()
+    shipping.ship(spool, seconds=10.0)
+    assert shipping.lost == [LostRecords(1, AT)]
+    assert shipping.lines == [a_line(2)]
+
+
+def test_journal_segment_is_kept_while_the_process_has_no_file_descriptors(
+    shipping: Shipping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_rules, "MAX_RETRY_SECONDS", 0.001)
+    spool = shipping.spool()
+    append_segments(spool, a_line(1))
+    thread = shipping.shipper(spool)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        thread.start()
+        eventually(lambda: thread.failed_attempts or shipping.lost)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    eventually(lambda: thread.shipped_segments or shipping.lost)
+    thread.close(30.0)
+    assert shipping.lost == []
+    assert shipping.lines == [a_line(1)]
+
+
+@pytest.mark.parametrize("content", [b"{damaged\n", b"123\n", b'{"kind":"gap","missing":"41"}\n', b'{"at":5}\n'])
+def test_journal_damaged_segment_of_an_ended_process_is_lost_since_its_hour(tmp_path: Path, content: bytes) -> None:
     shipping = Shipping(tmp_path, max_bytes=100)
     ended = shipping.spool()
     append_segments(ended, a_line(1))
     ended.close()
     (path,) = shipping.folder.glob("spool/*/*.jsonl")
-    path.write_bytes(b"{damaged\n")
+    path.write_bytes(content)
     spool = shipping.spool(LATER)
     spool.adopt()
     spool.append("2026-11-21T10", a_line(2, 200))

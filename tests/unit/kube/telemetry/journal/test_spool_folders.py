@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import tempfile
 import threading
 import time
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rota.kube.telemetry.journal import segment_output
+from rota.kube.telemetry.journal import segment_output, spool_folders
 from rota.kube.telemetry.journal.journal_writer import Journal
-from rota.kube.telemetry.journal.segment_rules import ClosedSegment
+from rota.kube.telemetry.journal.segment_rules import ClosedSegment, spool_folder
 from rota.kube.telemetry.journal.spool_folders import SpoolFolders
 from rota.object_store.segments import SegmentName
 from rota.records import journal_record
@@ -115,6 +116,44 @@ def test_journal_spool_adopts_the_folder_of_an_ended_process(tmp_path: Path) -> 
     (folder / f"{HOUR}-000001.jsonl").write_text("{}\n")
     name = PROCESS._replace(hour=HOUR, start="20261121T070000Z", sequence=1)
     assert SpoolFolders(tmp_path, PROCESS).adopt() == [ClosedSegment(name, 3, None)]
+
+
+def test_journal_spool_takes_the_next_name_where_it_has_adopted_a_folder_with_its_own(tmp_path: Path) -> None:
+    former = SpoolFolders(tmp_path, PROCESS)
+    former.create_own()
+    former.unlock()
+    folders = SpoolFolders(tmp_path, PROCESS)
+    folders.adopt()
+    folders.create_own()
+    assert folders.process.start == "20261121T075813Z"
+    folders.unlock()
+
+
+@pytest.mark.parametrize("deleted", ["folder", "lock"])
+def test_journal_spool_whose_lock_was_deleted_locks_its_folder_again(tmp_path: Path, deleted: str) -> None:
+    folders = SpoolFolders(tmp_path, PROCESS)
+    folders.create_own()
+    own = tmp_path / spool_folder(PROCESS)
+    if deleted == "folder":
+        shutil.rmtree(own)
+    else:
+        (own / "lock").unlink()
+    folders.create_own()
+    current = tmp_path / spool_folder(folders.process)
+    (current / f"{HOUR}-000001.jsonl").write_text("{}\n")
+    assert SpoolFolders(tmp_path, PROCESS._replace(start="20261121T090000Z")).adopt() == []
+    folders.unlock()
+
+
+def test_journal_spool_of_another_pod_is_adopted_with_a_link_that_points_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_folders, "IDLE_SECONDS", -1.0)
+    folder = tmp_path / "rota-b-93b7d2f4-20261121T070000Z"
+    folder.mkdir()
+    (folder / f"{HOUR}-000001.jsonl").write_text("{}\n")
+    (folder / "link").symlink_to("/nowhere")
+    assert [segment.name.pod for segment in SpoolFolders(tmp_path, PROCESS).adopt()] == ["rota-b"]
 
 
 def test_journal_spool_measures_idleness_by_the_clock_of_its_file_system(
