@@ -135,8 +135,10 @@ def audit(lines: list[Line], gaps: Gaps | None = None) -> Audit:
 
 @pytest.mark.parametrize("history", list(planted_histories()), ids=lambda history: history.name)
 def test_timeline_finds_each_planted_violation_and_no_other(history: PlantedHistory) -> None:
-    found_violations = audit(history.lines).violations
-    assert [(found.kind, found.since, found.until, list(found.members)) for found in found_violations] == [
+    violations = audit(history.lines).violations
+    assert [
+        (violation.kind, violation.since, violation.until, list(violation.members)) for violation in violations
+    ] == [
         (kind, time_at(since), None if until is None else time_at(until), members)
         for kind, since, until, members in history.violations
     ]
@@ -154,8 +156,8 @@ def test_timeline_reports_ownership_as_unknown_where_records_are_missing(
     group: str, expected: list[tuple[Any, ...]]
 ) -> None:
     lines = [line for line in RECORDS_AROUND_GAP if line["group"] == group]
-    found_violations = audit(lines, gaps_in([GAP])).violations
-    assert [(found.kind, found.since, found.until) for found in found_violations] == expected
+    violations = audit(lines, gaps_in([GAP])).violations
+    assert [(violation.kind, violation.since, violation.until) for violation in violations] == expected
 
 
 def test_timeline_intervals_list_the_owner_of_a_queue_over_time() -> None:
@@ -192,9 +194,9 @@ def test_timeline_of_the_planners_journal_records_has_no_violations_and_its_owne
     assert planned.document
     lines: list[Any] = [owners_record(snapshot, planned, document, snapshot.spec, NOW - 1), *planned.journal_records]
     lines.append(owners_record(snapshot, planned, planned.document, snapshot.spec, NOW + 1))
-    found = audit(lines)
-    assert [violation for violation in found.violations if violation.kind != "Unowned"] == []
-    held = {interval.queue.id: interval.member for interval in found.intervals if interval.until is None}
+    result = audit(lines)
+    assert [violation for violation in result.violations if violation.kind != "Unowned"] == []
+    held = {interval.queue.id: interval.member for interval in result.intervals if interval.until is None}
     expected = {queue.id: name for name, share in planned.document.members.items() for queue in share.queues}
     assert held == expected | {
         queue.id: revocation.holder.name for queue, revocation in planned.document.releasing.items()
@@ -207,6 +209,6 @@ def test_timeline_of_a_synthetic_group_has_no_violations_and_an_owner_of_every_q
     lines: list[Any] = []
     history = generate_history(number, 7, 2.0)
     JournalingReplay(history, lines.append).run()
-    found = audit(lines)
-    assert found.violations == []
-    assert sorted(interval.queue for interval in found.intervals if interval.until is None) == list(history.queues)
+    result = audit(lines)
+    assert result.violations == []
+    assert sorted(interval.queue for interval in result.intervals if interval.until is None) == list(history.queues)

@@ -112,14 +112,14 @@ def intervals(queue: Queue, holdings: Iterable[Holding], obeyed: ObeyedTimes) ->
     """Yield the owners of a queue over time."""
     for period in _group_periods(holdings, _continues_owner):
         first = period[0]
-        generation = first.said.entry.generation
-        owner = first.said.owner
+        generation = first.statement.entry.generation
+        owner = first.statement.owner
         if owner.uid is None:
             continue
         obeyed_at = obeyed.find(queue, generation, owner.uid)
         handover_start = _handover_start(first)
         seconds = (obeyed_at - handover_start).total_seconds() if obeyed_at and handover_start else None
-        is_forced = first.said.handover is not None and first.said.handover.act == "Force"
+        is_forced = first.statement.handover is not None and first.statement.handover.act == "Force"
         yield Interval(
             queue, owner.name, owner.uid, first.since, period[-1].until, generation, is_forced, obeyed_at, seconds
         )
@@ -140,8 +140,8 @@ def unowned_periods(queue: Queue, holdings: Iterable[Holding]) -> Iterator[Unown
     The queue may be deleted: a period counts only if an `owners` record lists it as unowned, or it is granted later.
     """
     for period in _group_periods(holdings, _continues_without_owner):
-        is_certain = any(holding.said.entry.is_owners or _is_granted_later(holding) for holding in period)
-        if period[0].said.phase is Phase.UNOWNED and is_certain:
+        is_certain = any(holding.statement.entry.is_owners or _is_granted_later(holding) for holding in period)
+        if period[0].statement.phase is Phase.UNOWNED and is_certain:
             yield UnownedPeriod(queue, period[0].since, period[-1].until)
 
 
@@ -190,22 +190,26 @@ def _group_periods(
         yield period
 
 
-def _continues_owner(before: Holding, holding: Holding) -> bool:
+def _continues_owner(previous: Holding, holding: Holding) -> bool:
     """Return whether the same pod owns the queue without a pause, and no record is missing in between."""
-    is_same_chain = before.said.entry.chain == holding.said.entry.chain
-    return before.said.owner == holding.said.owner and is_same_chain and before.until == holding.since
+    is_same_chain = previous.statement.entry.chain == holding.statement.entry.chain
+    return previous.statement.owner == holding.statement.owner and is_same_chain and previous.until == holding.since
 
 
-def _continues_without_owner(before: Holding, holding: Holding) -> bool:
-    return before.said.phase is Phase.UNOWNED and holding.said.phase is Phase.UNOWNED and before.until == holding.since
+def _continues_without_owner(previous: Holding, holding: Holding) -> bool:
+    return (
+        previous.statement.phase is Phase.UNOWNED
+        and holding.statement.phase is Phase.UNOWNED
+        and previous.until == holding.since
+    )
 
 
 def _is_granted_later(holding: Holding) -> bool:
     """Return whether the queue's next record grants it as a queue without an owner."""
     following = holding.next
-    if following is None or following.said.handover is None:
+    if following is None or following.statement.handover is None:
         return False
-    return following.said.handover.state == "Free" and not following.contradicts
+    return following.statement.handover.state == "Free" and not following.contradicts
 
 
 def _handover_start(holding: Holding) -> datetime | None:
@@ -213,7 +217,7 @@ def _handover_start(holding: Holding) -> datetime | None:
 
     None if the revoke is unknown, if the queue had no owner, or if the record is no grant.
     """
-    handover = holding.said.handover
+    handover = holding.statement.handover
     if handover is None:
         return None
     if handover.state == "Releasing":
@@ -223,20 +227,20 @@ def _handover_start(holding: Holding) -> datetime | None:
 
 def _find_two_owners(queue: Queue, holding: Holding) -> Violation | None:
     """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
-    said = holding.said
-    before = holding.before
-    if before is None or not holding.contradicts:
+    statement = holding.statement
+    previous = holding.previous
+    if previous is None or not holding.contradicts:
         return None
-    other = before.owner.name
+    previous_owner = previous.owner.name
     # Each `owners` record starts an epoch, so a holding before it in the same epoch is of the same record.
-    if said.entry.is_owners and before.entry.epoch == said.entry.epoch:
+    if statement.entry.is_owners and previous.entry.epoch == statement.entry.epoch:
         why = "One record names two holders"
-    elif said.handover and said.handover.act == "Grant" and other is not None:
-        source = "as unowned" if said.named_owner.name is None else f"from {said.named_owner.name}"
-        why = f"Granted {source}, but {other} owned it"
+    elif statement.handover and statement.handover.act == "Grant" and previous_owner is not None:
+        source = "as unowned" if statement.named_owner.name is None else f"from {statement.named_owner.name}"
+        why = f"Granted {source}, but {previous_owner} owned it"
     else:
         return None
-    members = _names(other, said.owner.name)
+    members = _names(previous_owner, statement.owner.name)
     return Violation(queue, ViolationKind.TWO_OWNERS, holding.since, holding.until, members, why)
 
 
@@ -246,24 +250,24 @@ def _find_unproved(queue: Queue, holding: Holding) -> Violation | None:
     A queue without an owner (Free) needs a proof in every mode: after a lost assignment some pod may still consume it.
     Groups in mode Immediate need none for other queues, so these count only if no such mode may have been in force.
     """
-    said = holding.said
-    if said.handover is None or said.handover.act != "Grant" or said.handover.proof != "None":
+    statement = holding.statement
+    if statement.handover is None or statement.handover.act != "Grant" or statement.handover.proof != "None":
         return None
-    state = said.handover.state
-    modes = said.entry.modes
+    state = statement.handover.state
+    modes = statement.entry.modes
     is_cooperative = DEFAULT_MODE in modes and "Immediate" not in modes
     if state != "Free" and not is_cooperative:
         return None
-    members = _names(said.named_owner.name, said.owner.name)
+    members = _names(statement.named_owner.name, statement.owner.name)
     why = f"Granted from {state} without proof"
     return Violation(queue, ViolationKind.UNPROVED, holding.since, None, members, why)
 
 
 def _find_unknown(queue: Queue, holding: Holding) -> Violation | None:
     """Find periods without a known owner: after a break, and before a record that contradicts earlier records."""
-    entry = holding.said.entry
+    entry = holding.statement.entry
     following = holding.next
-    owner = holding.said.owner
+    owner = holding.statement.owner
     is_at_break = holding.is_last_in_epoch and entry.epoch_end is not None and entry.epoch_end.is_break
     if is_at_break and owner.uid is not None and holding.end:
         known_again = [at for at in (following.since if following else None, entry.next_owners_at) if at]
@@ -272,9 +276,9 @@ def _find_unknown(queue: Queue, holding: Holding) -> Violation | None:
         return Violation(queue, ViolationKind.UNKNOWN, holding.end, until, _names(owner.name), why)
     if holding.certain_until is None:
         return None
-    other = following.said.owner.name if following and following.contradicts else None
+    next_owner = following.statement.owner.name if following and following.contradicts else None
     why = "The next record contradicts it, and no record explains the change"
-    members = _names(owner.name, other)
+    members = _names(owner.name, next_owner)
     return Violation(queue, ViolationKind.UNKNOWN, holding.certain_until, holding.end, members, why)
 
 

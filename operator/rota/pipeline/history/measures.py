@@ -133,8 +133,8 @@ def _summarize_ownership(account: OwnershipAccount, obeyed: ObeyedTimes) -> _Own
         )
         summary.unowned.extend(unowned_periods(queue, holdings))
         for holding in holdings:
-            uid = holding.said.owner.uid
-            if uid is not None and holding.said.phase is Phase.OWNED:
+            uid = holding.statement.owner.uid
+            if uid is not None and holding.statement.phase is Phase.OWNED:
                 summary.count_changes[holding.since, uid] += 1
                 if holding.until:
                     summary.count_changes[holding.until, uid] -= 1

@@ -57,8 +57,8 @@ class Statement:
 class Holding:
     """A queue's owner from `since` until `until`, by one record."""
 
-    said: Statement
-    before: Statement | None  # of the queue's previous holding
+    statement: Statement
+    previous: Statement | None  # of the queue's previous holding
     contradicts: bool  # whether the record names another previous owner than the earlier records
     revoked_at: datetime | None  # time of the last revoke in its chain
     next: "Holding | None" = None
@@ -68,7 +68,7 @@ class Holding:
     @property
     def since(self) -> datetime:
         """The time of the record."""
-        return self.said.entry.at
+        return self.statement.entry.at
 
     @property
     def until(self) -> datetime | None:
@@ -78,7 +78,7 @@ class Holding:
     @property
     def is_last_in_epoch(self) -> bool:
         """Whether the queue's next record is of another epoch, or there is none."""
-        return self.next is None or self.next.said.entry.epoch != self.said.entry.epoch
+        return self.next is None or self.next.statement.entry.epoch != self.statement.entry.epoch
 
 
 class OwnershipAccount(NamedTuple):
@@ -110,15 +110,15 @@ def build_account(records: Iterable[AssignmentRecord], gaps: Gaps) -> OwnershipA
 def compute_holdings(statements: Sequence[Statement]) -> list[Holding]:
     """Return one queue's holdings, from what its records say in order."""
     holdings: list[Holding] = []
-    before: Statement | None = None
+    previous: Statement | None = None
     revoked_at: datetime | None = None
-    for said in statements:
-        if before and before.entry.chain != said.entry.chain:
+    for statement in statements:
+        if previous and previous.entry.chain != statement.entry.chain:
             revoked_at = None
-        holdings.append(Holding(said, before, _contradicts_earlier(said, before), revoked_at))
-        if said.handover and said.handover.act == "Revoke":
-            revoked_at = said.entry.at
-        before = said
+        holdings.append(Holding(statement, previous, _contradicts_earlier(statement, previous), revoked_at))
+        if statement.handover and statement.handover.act == "Revoke":
+            revoked_at = statement.entry.at
+        previous = statement
     for holding, following in pairwise(holdings):
         holding.next = following
     for holding in holdings:
@@ -175,23 +175,23 @@ def _parse_ids(ids: str) -> tuple[int, ...]:
     return tuple(parse_ids(ids))
 
 
-def _contradicts_earlier(said: Statement, before: Statement | None) -> bool:
+def _contradicts_earlier(statement: Statement, previous: Statement | None) -> bool:
     """Return whether a record names another previous owner than the earlier records; false if those tell nothing.
 
     Example, about queue 0; it had no owner before generation 6, for the second record leaves it out:
 
         owners 5   m1: 0     owners_record_count 1
         owners 5   m1: -     owners_record_count 2
-        grant 6    to m2     owners_record_count 2, before.owners_record_count 1; a grant from m1 would contradict
+        grant 6    to m2     owners_record_count 2, previous.owners_record_count 1; a grant from m1 would contradict
     """
-    entry = said.entry
+    entry = statement.entry
     known_uid: str | None = None
-    if before and before.entry.chain == entry.chain:
-        is_left_out = before.entry.owners_record_count < entry.owners_record_count - entry.is_owners
-        known_uid = None if is_left_out else before.owner.uid
+    if previous and previous.entry.chain == entry.chain:
+        is_left_out = previous.entry.owners_record_count < entry.owners_record_count - entry.is_owners
+        known_uid = None if is_left_out else previous.owner.uid
     elif not entry.owners_known_before:
         return False
-    return known_uid != said.named_owner.uid
+    return known_uid != statement.named_owner.uid
 
 
 def _set_end(holding: Holding) -> None:
@@ -200,7 +200,7 @@ def _set_end(holding: Holding) -> None:
     That is the queue's next record, or the next one about all queues. The missing change was part of the next
     assignment at the earliest, so the owner is certain up to its plan.
     """
-    entry = holding.said.entry
+    entry = holding.statement.entry
     following = holding.next
     contradicted_at: datetime | None = None
     if following and not holding.is_last_in_epoch:
@@ -220,8 +220,8 @@ def _is_listed_next(holding: Holding) -> bool:
     following = holding.next
     return (
         following is not None
-        and following.said.entry.is_owners
-        and following.said.entry.epoch == holding.said.entry.epoch + 1
+        and following.statement.entry.is_owners
+        and following.statement.entry.epoch == holding.statement.entry.epoch + 1
     )
 
 
@@ -230,9 +230,9 @@ def _is_left_out_next(holding: Holding) -> bool:
 
     Example: grant 7 to m2, then `owners` 8 without the queue: a record by which m2 lost it is missing.
     """
-    border = holding.said.entry.epoch_end
+    border = holding.statement.entry.epoch_end
     ends_with_owners = border is not None and border.is_owners and not border.is_break
-    has_owner = holding.said.owner.uid is not None
+    has_owner = holding.statement.owner.uid is not None
     return holding.is_last_in_epoch and ends_with_owners and not _is_listed_next(holding) and has_owner
 
 
@@ -242,8 +242,8 @@ def _is_contradicted_by(holding: Holding, following: Holding) -> bool:
     Example: grant 7 to m2, then `owners` 8 with the queue at m1. The audit reports two other cases as TwoOwners: a
     grant from another owner, and an `owners` record that lists the queue twice.
     """
-    is_listed_twice = following.said.entry.is_owners and not holding.is_last_in_epoch
-    is_grant = following.said.handover is not None and following.said.handover.act == "Grant"
+    is_listed_twice = following.statement.entry.is_owners and not holding.is_last_in_epoch
+    is_grant = following.statement.handover is not None and following.statement.handover.act == "Grant"
     is_adjacent = not holding.is_last_in_epoch or _is_listed_next(holding)
-    is_same_chain = following.said.entry.chain == holding.said.entry.chain
+    is_same_chain = following.statement.entry.chain == holding.statement.entry.chain
     return is_adjacent and is_same_chain and following.contradicts and not is_grant and not is_listed_twice
