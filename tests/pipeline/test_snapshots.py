@@ -114,6 +114,40 @@ def test_lake_snapshot_as_of_a_time_is_the_newest_not_later(store: ObjectStore) 
         snapshots.as_of(NOON)
 
 
+class ExpiringStore(FolderStore):
+    """A maintenance removes the snapshots before number 6 just after they were listed."""
+
+    has_expired = False
+
+    def read(self, key: str) -> bytes:
+        if not self.has_expired:
+            self.has_expired = True
+            for number in range(1, 6):
+                self.delete(f"_rota/snapshots/{number}.json")
+        return super().read(key)
+
+
+@pytest.mark.parametrize(("hours", "expected"), [(5, "has no snapshot as old as"), (7, "7")])
+def test_lake_snapshot_as_of_a_time_is_chosen_from_those_that_have_not_expired_meanwhile(
+    tmp_path: Path, hours: int, expected: str
+) -> None:
+    store = ExpiringStore(tmp_path)
+    for number in range(1, 9):
+        store_snapshot(store, number, NOON + timedelta(hours=number))
+    try:
+        chosen = str(SnapshotStore(store).as_of(NOON + timedelta(hours=hours)).number)
+    except ValueError as error:
+        chosen = str(error)
+    assert expected in chosen
+
+
+def test_lake_snapshots_that_two_maintenances_expire_at_once_are_listed_again(tmp_path: Path) -> None:
+    store = ExpiringStore(tmp_path)
+    for number in range(1, 9):
+        store_snapshot(store, number, NOON)
+    assert SnapshotStore(store).expire(NOON).number == 6
+
+
 def test_lake_snapshot_is_never_older_than_the_one_before_whatever_the_clock_shows(store: ObjectStore) -> None:
     future = datetime.now(UTC) + timedelta(days=1)
     store_snapshot(store, 1, future)

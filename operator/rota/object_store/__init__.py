@@ -5,6 +5,7 @@ The journal's segments, the runs of ingest and the snapshots of a lake are such 
 
 from pathlib import Path
 
+from rota.object_store.create_only import check_create_only
 from rota.object_store.folder import LOST_FOUND, FolderStore
 from rota.object_store.interface import NotAnObjectError, ObjectInfo, ObjectStore, StoreError, create_same
 from rota.object_store.location import FOLDER_SCHEME, Location, parse_location
@@ -18,6 +19,7 @@ __all__ = [
     "ObjectInfo",
     "ObjectStore",
     "StoreError",
+    "check_create_only",
     "create_same",
     "open_store",
     "parse_location",

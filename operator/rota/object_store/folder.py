@@ -63,7 +63,7 @@ class FolderStore:
         path = self._path(key)
         draft = path.with_name(f".{secrets.token_hex(8)}.draft")  # a crash leaves it; listings ignore it
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
             _write_durably(draft, data)
             try:
                 os.link(draft, path)  # unlike a rename, it fails if the name exists
@@ -112,6 +112,18 @@ def _read_regular(path: Path) -> bytes:
         raise NotAnObjectError(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
+
+
+def _make_folder(folder: Path) -> None:
+    """Create a folder and its parents, unless they exist; their names survive a power failure."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
 
 
 def _write_durably(path: Path, data: bytes) -> None:

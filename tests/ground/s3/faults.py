@@ -93,6 +93,10 @@ class FaultProxy(ThreadingHTTPServer):
         """Forward further requests, and end the connection instead of answering."""
         self.fault = lambda exchange: exchange.lose_answer()
 
+    def ignore_conditions(self) -> None:
+        """Forward further requests without their conditions, as servers do that do not know these."""
+        self.fault = lambda exchange: exchange.forward_unconditionally()
+
     def heal(self) -> None:
         """Forward all further requests."""
         self.fault = None
@@ -169,6 +173,11 @@ class _Exchange(BaseHTTPRequestHandler):
         self._forward()
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
+
+    def forward_unconditionally(self) -> None:
+        """Forward the request without the condition that no such object exists."""
+        del self.headers["If-None-Match"]
+        self.reply(*self._forward())
 
     def _body(self) -> bytes:
         """Return the request's body, which is read once."""

@@ -160,6 +160,25 @@ def test_lake_folder_deletes_once_and_again(tmp_path: Path) -> None:
         store.read("a")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc names the files of descriptors")
+def test_lake_folder_writes_a_file_and_the_names_of_its_folders_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real_fsync = os.fsync
+
+    def record_fsync(descriptor: int) -> None:
+        real_fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        is_named = (tmp_path / "new/date=2026-11-21/key").exists()
+        synced.append(f"{path.relative_to(tmp_path)}{' (named)' if is_named else ''}")
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    FolderStore(tmp_path / "new").create("date=2026-11-21/key", b"content")
+    (draft,) = [path for path in synced if path.endswith(".draft")]
+    assert synced == [".", "new", draft, "new/date=2026-11-21 (named)"]
+
+
 @pytest.mark.parametrize("key", ["", "..", "a/../../b", "a//b", "./a", "a\0b"])
 def test_lake_folder_is_never_left(tmp_path: Path, key: str) -> None:
     store = FolderStore(tmp_path / "root")

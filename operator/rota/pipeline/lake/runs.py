@@ -2,9 +2,10 @@
 
 import msgspec
 
-from rota.object_store import ObjectStore, StoreError
+from rota.object_store import ObjectStore, StoreError, check_create_only
 
 FOLDER = "_rota/runs"
+CREATE_ONLY_KEY = "_rota/create-only"  # an empty object: see check_create_only
 
 
 class PlannedSegment(msgspec.Struct, frozen=True):
@@ -43,7 +44,11 @@ class RunStore:
         return plan
 
     def create(self, number: int, journal: str, segments: tuple[PlannedSegment, ...]) -> RunPlan:
-        """Store the plan of a run, and return it; return the stored plan if the run has one already."""
+        """Store the plan of a run, and return it; return the stored plan if the run has one already.
+
+        Raise StoreError if the store would overwrite it. This is the first object that a run writes.
+        """
+        check_create_only(self._store, CREATE_ONLY_KEY)
         plan = RunPlan(number, journal, segments)
         if self._store.create(_key(number), msgspec.json.encode(plan)):
             return plan

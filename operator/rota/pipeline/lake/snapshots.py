@@ -4,11 +4,13 @@ import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import msgspec
 
-from rota.object_store import ObjectStore, create_same
+from rota.object_store import ObjectStore, check_create_only, create_same
+from rota.pipeline.lake.runs import CREATE_ONLY_KEY
 from rota.sentences import join_names
 
 FOLDER = "_rota/snapshots"
@@ -63,6 +65,16 @@ class SnapshotStore:
     def as_of(self, time: datetime) -> LakeSnapshot:
         """Return the newest snapshot that was created at a time or before; raise ValueError if all are newer."""
         numbers = self.numbers()
+        while True:
+            try:
+                return self._newest_until(time, numbers)
+            except FileNotFoundError:
+                remaining = self.numbers()
+                if remaining == numbers:
+                    raise
+                numbers = remaining  # a maintenance has removed expired ones since they were listed
+
+    def _newest_until(self, time: datetime, numbers: list[int]) -> LakeSnapshot:
         # Times never decrease, so that a bisection finds the snapshot: one of thousands is read in a dozen requests.
         index = bisect_right(numbers, time, key=lambda number: self._read(number).created_at)
         if index:
@@ -87,8 +99,9 @@ class SnapshotStore:
         If other snapshots were published since `base`, the new one continues the newest of them, unless one of
         `tables` has changed there: then SnapshotConflictError. If `run` is published already with these versions or
         newer ones, the newest snapshot is returned. Tables of a run are only appended to and compacted: the newer of
-        two versions has the rows of both.
+        two versions has the rows of both. Raise StoreError if the store would overwrite snapshots.
         """
+        check_create_only(self._store, CREATE_ONLY_KEY)
         versions = {table: version for table, version in tables.items() if version is not None}
         newest = base
         while True:
@@ -110,16 +123,18 @@ class SnapshotStore:
                 return newest
 
     def expire(self, before: datetime) -> LakeSnapshot:
-        """Remove the snapshots that a newer one had replaced at a time; return the oldest that is left.
+        """Remove the snapshots that a newer one had replaced at a time; return the oldest of the others.
 
         So the snapshot of any later time can be read. The newest one always stays. The times are those of the store:
         a wrong clock of one writer would give all later snapshots a wrong time.
         """
-        stored_at = self._list_times()
-        left = sorted(stored_at)
-        while len(left) > 1 and stored_at[left[1]] <= before:
-            self._store.delete(_key(left.pop(0)))
-        return self._read(left[0]) if left else EMPTY_SNAPSHOT
+        while stored_at := self._list_times():
+            numbers = sorted(stored_at)
+            while len(numbers) > 1 and stored_at[numbers[1]] <= before:
+                self._store.delete(_key(numbers.pop(0)))
+            with suppress(FileNotFoundError):  # another maintenance has removed more: list again
+                return self._read(numbers[0])
+        return EMPTY_SNAPSHOT
 
     def _list_times(self) -> dict[int, datetime]:
         """Return when each snapshot was stored, by number."""

@@ -1,0 +1,18 @@
+"""Checks that a store keeps existing objects: some servers with the interface of S3 ignore conditions of requests."""
+
+from rota.object_store.interface import ObjectStore, StoreError
+from rota.object_store.location import FOLDER_SCHEME, parse_location
+
+
+def check_create_only(store: ObjectStore, key: str) -> None:
+    """Create the same empty object twice; raise StoreError if a bucket accepts the second one, too.
+
+    The object stays, so that later checks need one request. A folder keeps existing files by hard links.
+    """
+    if parse_location(store.uri).scheme == FOLDER_SCHEME:
+        return
+    if store.create(key, b"") and store.create(key, b""):
+        raise StoreError(
+            f"{store.uri} overwrites existing objects: its server ignores the header If-None-Match, so commands could "
+            "overwrite each other's results; use a server that supports conditional writes"
+        )
