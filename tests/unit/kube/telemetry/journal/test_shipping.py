@@ -2,7 +2,12 @@
 
 import gzip
 import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,3 +226,81 @@ def test_journal_store_that_does_not_end_does_not_hold_up_the_end(
     assert not [*(shipping.folder / "spool").iterdir()]  # its lock does not remain
     os.close(read)
     os.close(write)
+
+
+class KillingCalls:
+    """Counts calls of functions that change files, and ends the process by SIGKILL just before or after one of them."""
+
+    NAMES = ("open", "write", "fsync", "link", "unlink", "mkdir", "rmdir", "close")
+
+    def __init__(self, last: int, *, is_executed: bool) -> None:
+        self._remaining = last
+        self._is_executed = is_executed
+
+    def install(self) -> None:
+        for name in self.NAMES:
+            setattr(os, name, self._wrap(getattr(os, name)))
+
+    def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._remaining -= 1
+            if self._remaining == 0 and not self._is_executed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return function(*arguments, **options)
+            finally:
+                if self._remaining == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+
+def ship_three_lines(shipping: Shipping, written: int, calls: KillingCalls) -> None:
+    """Write and ship two segments, with a byte to the pipe `written` for each line that is in the spool."""
+    report = os.write
+    calls.install()
+    spool = shipping.spool()
+    for number in range(3):
+        spool.append(HOUR, a_line(number))
+        report(written, b"x")
+        if number == 1:
+            spool.close_all()
+    shipping.ship(spool)
+
+
+def run_in_fork(function: Callable[[int], None]) -> tuple[bool, int]:
+    """Run a function with a pipe in another process; return whether it was killed, and how many bytes it wrote."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            function(writing)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        count = len(pipe.read())
+    _, status = os.waitpid(process, 0)
+    assert status in {0, signal.SIGKILL}
+    return status != 0, count
+
+
+@pytest.mark.parametrize("is_executed", [False, True], ids=["before", "after"])
+def test_journal_killed_at_any_call_loses_no_written_line_and_stores_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_executed: bool
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the machine does not fail
+    for last in count(1):
+        shipping = Shipping(tmp_path / str(last))
+        calls = KillingCalls(last, is_executed=is_executed)
+        was_killed, written = run_in_fork(partial(ship_three_lines, shipping, calls=calls))
+        shipping.ship(shipping.spool(LATER))
+        assert len(shipping.lines) >= written
+        assert shipping.lines == [*map(a_line, range(len(shipping.lines)))]
+        assert shipping.lost == []
+        assert not [*shipping.folder.glob("spool/*")]
+        if not was_killed:
+            break
+    assert last > 20
