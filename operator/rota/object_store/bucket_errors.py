@@ -8,7 +8,7 @@ _CREDENTIAL_MARKS = (
     "/latest/meta-data",
     "metadata.google.internal",
     "token request",
-    "POST REDACTED",  # the request to STS, whose address contains a token
+    "POST REDACTED",  # the request to STS; its address contains a token
     "Missing AccessKeyId",
     "Missing SecretAccessKey",
     "credential error",
@@ -47,7 +47,7 @@ def hide_credentials(text: str) -> str:
 
 
 def is_missing_bucket(error: BaseException) -> bool:
-    """Whether an error says that there is no such bucket, rather than no such object."""
+    """Whether an error is about a missing bucket rather than a missing object."""
     return _MISSING_BUCKET.search(str(error)) is not None
 
 

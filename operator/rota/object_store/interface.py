@@ -6,7 +6,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 
 class StoreError(Exception):
-    """A store did not do what was asked; the message is a sentence for users."""
+    """A request to a store has failed; the message is a sentence for users."""
 
 
 class NotAnObjectError(StoreError):
@@ -31,7 +31,7 @@ class ObjectStore(Protocol):
         """Yield the objects below the folder `prefix`, in no particular order; none if it does not exist."""
 
     def read(self, key: str) -> bytes:
-        """Return an object's content; raise FileNotFoundError if there is none."""
+        """Return an object's content; raise FileNotFoundError if the object does not exist."""
 
     def create(self, key: str, data: bytes) -> bool:
         """Store a new object as a whole; return False, and change nothing, if the key exists.

@@ -58,15 +58,15 @@ def parse_location(text: str) -> Location:
     return _parse_folder(shown, match[3]) if scheme == FOLDER_SCHEME else _parse_bucket(shown, scheme, match[3])
 
 
-def _parse_folder(shown: str, rest: str) -> Location:
-    path = rest.removeprefix("localhost")
+def _parse_folder(shown: str, host_and_path: str) -> Location:
+    path = host_and_path.removeprefix("localhost")
     if not path.startswith("/"):
         raise ValueError(f"{shown} names no absolute folder; write file:///FOLDER with three slashes, or its path")
     return Location(FOLDER_SCHEME, "", path)
 
 
-def _parse_bucket(shown: str, scheme: str, rest: str) -> Location:
-    container, _, prefix = rest.partition("/")
+def _parse_bucket(shown: str, scheme: str, path: str) -> Location:
+    container, _, prefix = path.partition("/")
     if "@" in container and scheme != "abfs":
         raise ValueError(f"{shown} contains @; credentials do not belong into a URI, but into environment variables")
     if not container:

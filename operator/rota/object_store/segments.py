@@ -37,7 +37,7 @@ def parse_segment(key: str) -> SegmentName | None:
 
 
 def segment_hour(key: str) -> str | None:
-    """Return the hour of any segment, such as 2026-11-21T08, also of one that users named; None: it is no segment."""
+    """Return the hour of any segment, such as 2026-11-21T08, also with a user's name; None: it is no segment."""
     match = _SEGMENT.fullmatch(key)
     if not match:
         return None

@@ -1,7 +1,7 @@
 """Keeps the journal's folder below its limit by removing the segments of the oldest hours.
 
-It lists the folder whenever a fiftieth of the limit was written, and then removes segments until there is room for what
-may be written until the next time: by itself, and by another operator, such as the previous leader.
+It lists the folder whenever a fiftieth of the limit was written, and then removes segments until the folder has room
+for those before the next listing: its own, and those of another operator, such as the previous leader.
 """
 
 import os
@@ -80,7 +80,7 @@ class FolderRetention:
         return freed_bytes
 
     def _remove_drafts(self, date: str) -> None:
-        """Remove what processes that were killed have left of segments."""
+        """Remove the incomplete segments of killed processes."""
         for path in (Path(self._store.uri) / date).glob(".*.draft"):
             with suppress(OSError):  # removed by another operator
                 if _DRAFT.fullmatch(path.name) and path.lstat().st_mtime < time.time() - DRAFT_SECONDS:

@@ -46,7 +46,7 @@ class _Line(NamedTuple):
 
 
 class JournalCounts(NamedTuple):
-    """What a journal did since its start."""
+    """Counts of a journal since its start."""
 
     dropped_records: int = 0
     shipped_segments: int = 0
@@ -63,13 +63,13 @@ class _Output(Protocol):
         """Append lines of an hour; raise WriteFailedError with the failed lines."""
 
     def close_due(self) -> float | None:
-        """Do what is due without new lines; return the seconds until the next call is needed."""
+        """Complete the lines that are old enough; return the seconds until the next call is needed."""
 
     def finish(self) -> None:
-        """Complete what was appended, after the last line."""
+        """Complete all lines, after the last one."""
 
     def close(self, seconds: float) -> None:
-        """Store what was completed, for at most so long; from another thread, also if `finish` has not returned."""
+        """Store the completed lines, for at most so long; from another thread, also if `finish` has not returned."""
 
 
 class _StdoutOutput:
@@ -144,7 +144,7 @@ class Journal:
 
     @property
     def counts(self) -> JournalCounts:
-        """What the journal did since its start."""
+        """Counts since the start."""
         segments = self._segments
         if segments is None:
             return JournalCounts(self.dropped_records)
@@ -202,7 +202,7 @@ class Journal:
                 self._unwritten_values -= values
         try:
             self._output.finish()
-        except Exception as error:  # noqa: BLE001 - what is complete is stored all the same
+        except Exception as error:  # noqa: BLE001 - complete segments are stored all the same
             _log.error("The journal's last segment cannot be completed: %r", error)
 
     def _close_due(self) -> float | None:
@@ -213,7 +213,7 @@ class Journal:
             return RETRY_SECONDS
 
     def _write_batches(self, records: list[JournalRecord], *, is_last: bool) -> None:
-        """Write records; those of a batch that fails are dropped, whatever the error is. The first has a gap record."""
+        """Write records in batches, the first with a gap record. After any error its batch is dropped."""
         for start in range(0, max(len(records), 1), MAX_BATCH_RECORDS):
             batch = records[start : start + MAX_BATCH_RECORDS]
             dropped = self._unreported_drops if start == 0 else 0

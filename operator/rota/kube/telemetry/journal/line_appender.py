@@ -4,7 +4,7 @@ import os
 
 
 class WriteFailedError(Exception):
-    """Lines could not be written; `missing_lines` has those that are missing in the file."""
+    """Lines could not be written; `missing_lines` are missing in the file."""
 
     def __init__(self, reason: str, missing_lines: bytes) -> None:
         super().__init__(reason)

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import re
-import secrets
 import tempfile
 import threading
 import time
@@ -75,7 +74,7 @@ class SegmentOutput:
         self._spool.close_all()
 
     def close(self, seconds: float) -> None:
-        """Ship what is left, for at most so many seconds."""
+        """Ship the remaining segments, for at most so many seconds."""
         self._shipper.close(seconds)
 
     @property
@@ -172,7 +171,7 @@ def _check_writable(option: str, folder: Path) -> None:
 
 
 def _check_hard_links(store: FolderStore) -> None:
-    probe = f"{HIDDEN_SPOOL}/.probe-{secrets.token_hex(8)}"
+    probe = f"{HIDDEN_SPOOL}/.probe"  # a killed process may leave it, and the next one deletes it
     try:
         store.create(probe, b"")
         store.delete(probe)

@@ -70,7 +70,7 @@ def segment_bytes(limit_bytes: int) -> int:
 
 
 def segments_to_close(segments: Collection[OpenSegment], now: float, max_bytes: int) -> list[OpenSegment]:
-    """Return the open segments that are old or large enough, and the oldest ones if there are too many."""
+    """Return the open segments that are old or large enough, and the oldest ones beyond MAX_OPEN_SEGMENTS."""
     by_age = sorted(segments, key=lambda segment: segment.opened_at)
     surplus = by_age[: max(len(by_age) - MAX_OPEN_SEGMENTS, 0)]
     return [
@@ -119,7 +119,7 @@ def first_time(lines: bytes) -> str:
 
 
 def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
-    """Return what is lost with a segment that has these lines: a `gap` among them counts as the records it reports.
+    """Return the records that are lost with a segment of these lines: a `gap` counts as the records that it reports.
 
     Raise ValueError if one of the lines is damaged.
     """

@@ -44,13 +44,13 @@ class SegmentShipper:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Ship what is left, for at most so many seconds; the next process ships the rest."""
+        """Ship the remaining segments, for at most so many seconds; the next process ships the rest."""
         self._deadline = time.monotonic() + seconds
         self._spool.notify()
         self._thread.join(max(self._deadline - time.monotonic(), 0.0))
-        left = self._spool.left
-        if left:
-            segments = pluralize(left, "segment")
+        remaining = self._spool.remaining
+        if remaining:
+            segments = pluralize(remaining, "segment")
             _log.error("%s of the journal could not be stored; left in %s", segments, self._spool.root)
 
     def _run(self) -> None:
@@ -58,7 +58,7 @@ class SegmentShipper:
         self._spool.close()
 
     def _ship_all(self) -> None:
-        """Ship segments until the operator ends, and what is left then, as long as time is left."""
+        """Ship segments until the operator ends, and the remaining ones then until the deadline."""
         while True:
             deadline = self._deadline  # read first: when it is set, all segments are closed
             has_failed = False
@@ -92,7 +92,7 @@ class SegmentShipper:
         return True
 
     def _ship_next(self) -> bool:
-        """Ship the oldest segment; return False if there is none, and raise StoreError if the store fails."""
+        """Ship the oldest segment; return False without one, and raise StoreError if the store fails."""
         if time.monotonic() >= self._adopt_at:
             self._adopt_at = time.monotonic() + ADOPT_SECONDS
             self._spool.adopt()
@@ -115,7 +115,7 @@ class SegmentShipper:
         return True
 
     def _forget(self, segment: ClosedSegment, error: OSError) -> None:
-        """Remove a segment whose file cannot be read."""
+        """Remove a segment because its file cannot be read."""
         is_deleted = isinstance(error, FileNotFoundError)
         if is_deleted and (segment.records is None or self._has(segment.name.key)):
             self._spool.remove(segment)  # an operator of another node, which does not see the lock, has stored it
@@ -142,7 +142,7 @@ class SegmentShipper:
         if self._retention:
             self._retention.make_room(name.hour, len(data))
         while not self._store.create(name.key, data):
-            if self._is_stored(name.key, lines):  # by an attempt whose answer was lost
+            if self._is_stored(name.key, lines):  # by an attempt without an answer
                 return
             name = name._replace(sequence=name.sequence + 1)  # never overwrite another segment
 

@@ -69,10 +69,9 @@ class Spool:
         """Close segments that are old or large enough; return the seconds until the next one is, None: none is open."""
         with self.changed:
             now = time.monotonic()
-            segments = [file.segment for file in self._open.values()]
-            for segment in segments_to_close(segments, now, segment_bytes(self._max_bytes)):
+            for segment in segments_to_close(self._open_segments(), now, segment_bytes(self._max_bytes)):
                 self._close(segment.name.hour)
-            return seconds_until_close([file.segment for file in self._open.values()], now)
+            return seconds_until_close(self._open_segments(), now)
 
     def close_all(self) -> None:
         """Close all segments."""
@@ -94,7 +93,7 @@ class Spool:
             return self._taken
 
     def put_back(self) -> None:
-        """Let the taken segment be dropped: otherwise one that can never be shipped would displace all newer ones."""
+        """Let the taken segment be dropped: a segment that can never be shipped would displace all newer ones."""
         with self.changed:
             self._taken = None
 
@@ -118,7 +117,7 @@ class Spool:
             self._release_folders()
 
     def drop(self, segment: ClosedSegment) -> None:
-        """Remove a closed segment whose file cannot be read, and report its records as lost."""
+        """Remove a closed segment because its file cannot be read, and report its records as lost."""
         self._on_dropped(self._discard(segment))
 
     def report_missing(self, segment: ClosedSegment, records: int) -> None:
@@ -126,7 +125,7 @@ class Spool:
         self._on_dropped(LostRecords(records, segment.earliest))
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Number of segments in the spool; read without the lock, which a slow disk may hold."""
         return len(self._closed) + len(self._open)
 
@@ -139,8 +138,7 @@ class Spool:
     def close(self) -> None:
         """Leave the rest to the next process."""
         if self.changed.acquire(timeout=LOCK_SECONDS):
-            names = [file.segment.name for file in self._open.values()] + [segment.name for segment in self._closed]
-            self._folders.release(set(map(spool_folder, names)))
+            self._folders.release(self._folders_in_use())
             self._folders.unlock()
             self.changed.release()
 
@@ -184,14 +182,19 @@ class Spool:
         return lost
 
     def _update_size(self) -> None:
-        opened = sum(file.segment.size_bytes for file in self._open.values())
-        self.size_bytes = opened + sum(segment.size_bytes for segment in self._closed)
+        self.size_bytes = sum(segment.size_bytes for segment in self._segments())
 
     def _release_folders(self) -> None:
-        needed = {spool_folder(self._folders.process)}
-        needed.update(spool_folder(segment.name) for segment in self._closed)
-        needed.update(spool_folder(file.segment.name) for file in self._open.values())
-        self._folders.release(needed)
+        self._folders.release({spool_folder(self._folders.process), *self._folders_in_use()})
+
+    def _folders_in_use(self) -> set[str]:
+        return {spool_folder(segment.name) for segment in self._segments()}
+
+    def _segments(self) -> list[OpenSegment | ClosedSegment]:
+        return [*self._open_segments(), *self._closed]
+
+    def _open_segments(self) -> list[OpenSegment]:
+        return [file.segment for file in self._open.values()]
 
     def _path(self, name: SegmentName) -> Path:
         return self.root / spool_folder(name) / spool_file(name)

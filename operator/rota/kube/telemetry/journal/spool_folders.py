@@ -70,7 +70,7 @@ class SpoolFolders:
         """Lock the folders of processes that have ended, and return their segments."""
         adopted: list[ClosedSegment] = []
         for folder in self._other_folders():
-            with suppress(OSError):  # deleted, or not readable: there is another try later
+            with suppress(OSError):  # deleted, or not readable: the next call tries again
                 if self._may_adopt(folder) and self._lock(folder.name):
                     adopted += self._segments_in(folder)
         return adopted
@@ -89,10 +89,10 @@ class SpoolFolders:
             os.close(self._locks.pop(folder))
 
     def _other_folders(self) -> list[Path]:
-        """Return the folders of other processes: a user may have put other ones beside them."""
+        """Return the folders of other processes; those of users have other names."""
         try:
             return sorted(path for path in self.root.iterdir() if path.name not in self._locks and _is_spool(path))
-        except OSError:  # deleted, or its disk fails: there is another try later
+        except OSError:  # deleted, or its disk fails: the next call tries again
             return []
 
     def _may_adopt(self, folder: Path) -> bool:

@@ -191,3 +191,10 @@ def test_journal_rejects_a_default_spool_that_cannot_be_made(tmp_path: Path, mon
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     with pytest.raises(ValueError, match=r"cannot be created: Not a directory; choose a folder by --journal-spool$"):
         Journal("s3://bucket/x", "a")
+
+
+def test_journal_removes_the_probe_of_a_process_that_was_killed_at_its_start(tmp_path: Path) -> None:
+    (tmp_path / ".spool").mkdir()
+    (tmp_path / ".spool" / ".probe").touch()
+    Journal(str(tmp_path), "a").close()
+    assert not [*(tmp_path / ".spool").iterdir()]
