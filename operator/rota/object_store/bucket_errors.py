@@ -29,6 +29,8 @@ _MISSING_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket d
 _FIXED_REASONS = {  # a mark in the error → the reason
     "redirect without LOCATION": "the bucket is in another region; set AWS_REGION",
     "MissingAccount": "the storage account is not known; set AZURE_STORAGE_ACCOUNT_NAME",
+    "status code: 501": "the server does not support conditional requests (If-None-Match)",
+    "conditional put is disabled": "conditional requests are disabled; remove the variable AWS_CONDITIONAL_PUT",
     "InvalidCertificate": "the certificate of {host} is not valid, or its authority not in SSL_CERT_FILE",
     "kind: Timeout": "it did not answer in time",
     "kind: Connect": "no connection to {host}",

@@ -98,6 +98,16 @@ def test_lake_bucket_of_an_unknown_account_is_told(monkeypatch: pytest.MonkeyPat
             "s3",
             "answered 503 Service Unavailable",
         ),
+        (
+            "PUT https://h/b - status code: 501 Not Implemented: <Error><Code>NotImplemented</Code></Error>",
+            "s3",
+            "the server does not support conditional requests",
+        ),
+        (
+            "`PutMode::Create` when conditional put is disabled not yet implemented",
+            "s3",
+            "remove the variable AWS_COND",
+        ),
         ("GET https://h/b - HTTP error\nkind: Timeout", "s3", "it did not answer in time"),
         ("GET https://h:9/b - HTTP error\nkind: Connect", "s3", "no connection to h:9"),
         (

@@ -78,7 +78,8 @@ class _StdoutOutput:
     name = "The journal on standard output"
 
     def __init__(self) -> None:
-        self._appender = LineAppender(sys.stdout.fileno())
+        # An operator without a journal starts although its standard output is closed.
+        self._appender = LineAppender(sys.stdout.fileno() if sys.stdout else -1)
 
     def append(self, _hour: str, lines: bytes) -> None:
         self._appender.append(lines)
@@ -133,6 +134,8 @@ class Journal:
         self._condition = threading.Condition()  # also the lock of the fields above
         self._is_failure_logged = False
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        if destination == STDOUT and sys.stdout is None:
+            raise ValueError("--journal - cannot be used: standard output is closed; name a folder or a URI")
         place = JournalPlace(destination, parse_size_limit(limit), spool)
         self._segments: SegmentOutput | None = None
         if destination not in {"", STDOUT}:

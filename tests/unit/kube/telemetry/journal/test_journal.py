@@ -109,6 +109,15 @@ def test_journal_writes_records_to_standard_output(capfdbinary: pytest.CaptureFi
     assert capfdbinary.readouterr().out.splitlines() == [encode_line(EARLY), encode_line(LATE)]
 
 
+def test_journal_where_standard_output_is_closed_is_refused_only_if_it_is_written_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    write_records("", "a", EARLY)
+    with pytest.raises(ValueError, match=r"^--journal - cannot be used: standard output is closed; "):
+        Journal(STDOUT, "a")
+
+
 def test_journal_without_a_location_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_records("", "a", EARLY)
