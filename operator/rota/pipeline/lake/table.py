@@ -103,7 +103,15 @@ class Table:
 
     def append(self, rows: DataFrame, run: int) -> TableCommit:
         """Append the rows of an ingest run; a run that is in the table already is skipped. `rows` is evaluated once."""
-        return self._add_run(rows, run, lambda _, batch: batch)
+        return self._add_run(lambda: self._files.write(rows, f"run{run}"), run, lambda _, batch: batch)
+
+    def append_files(self, files: Sequence[DataFile], run: int) -> TableCommit:
+        """Append the rows of an ingest run that are in files below the table's folder already."""
+        return self._add_run(lambda: FileBatch(files), run, lambda _, batch: batch)
+
+    def read_files(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+        """Return the rows of files below the table's folder, which no version needs to have."""
+        return self._files.read(spark, files)
 
     def merge(self, rows: DataFrame, run: int) -> TableCommit:
         """Append the rows of an ingest run whose `digest` no row of the same date has.
@@ -111,14 +119,21 @@ class Table:
         `rows` is evaluated once. If no date of `rows` is in the table yet, this is as quick as `append`. Equal rows
         within `rows` are all kept.
         """
+        return self._merge(lambda: self._files.write(rows, f"run{run}"), run, lambda: rows.sparkSession)
+
+    def merge_files(self, files: Sequence[DataFile], run: int, start_spark: Callable[[], SparkSession]) -> TableCommit:
+        """Merge the rows of an ingest run that are in files already; starts Spark only to compare rows."""
+        return self._merge(lambda: FileBatch(files), run, start_spark)
+
+    def _merge(self, write: Callable[[], FileBatch], run: int, start_spark: Callable[[], SparkSession]) -> TableCommit:
         compared: set[str] = set()  # paths of files that have no row of the batch
 
         def drop_present(table: DeltaTable, batch: FileBatch) -> FileBatch:
             unread = [file for file in list_files(table, batch.dates) if file.path not in compared]
             compared.update(file.path for file in unread)
-            return self._drop_rows_of(unread, batch, rows.sparkSession, run) if unread else batch
+            return self._drop_rows_of(unread, batch, start_spark(), run) if unread else batch
 
-        return self._add_run(rows, run, drop_present)
+        return self._add_run(write, run, drop_present)
 
     def replace(self, rows: DataFrame, dates: Collection[date] | None, *, base: int | None) -> TableCommit:
         """Replace all rows of these dates, or of the whole table if `dates` is None, in one commit.
@@ -176,14 +191,14 @@ class Table:
         self._log.add_columns(lambda stored: StructType(fields_to_add(self.schema, stored)))
 
     def _add_run(
-        self, rows: DataFrame, run: int, drop_present: Callable[[DeltaTable, FileBatch], FileBatch]
+        self, write: Callable[[], FileBatch], run: int, drop_present: Callable[[DeltaTable, FileBatch], FileBatch]
     ) -> TableCommit:
         """Write and commit the rows of a run, without those that a function drops by a version of the table."""
         current = self._log.load()
         if current is not None and last_run(current) >= run:
             return TableCommit(current.version(), 0)
         self._check_writable(current)
-        batch = self._files.write(rows, f"run{run}")
+        batch = write()
 
         def plan_changes(table: DeltaTable | None) -> FileChanges | None:
             nonlocal batch
