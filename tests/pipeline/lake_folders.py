@@ -35,7 +35,7 @@ def write_file(lake: Path, name: str, content: bytes, *, day: str = DAY) -> Path
 
 
 def ingest(spark: SparkSession, lake: Path, at_step: AtStep = no_step) -> IngestSummary:
-    return ingest_journal(spark, Lake(str(lake)), open_store(str(lake / "journal")), at_step)
+    return ingest_journal(lambda: spark, Lake(str(lake)), open_store(str(lake / "journal")), at_step)
 
 
 def facts_of(spark: SparkSession, lake: Path, since: date | None = None, snapshot: int | None = None) -> Facts:

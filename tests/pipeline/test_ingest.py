@@ -13,7 +13,8 @@ from pipeline.lake_folders import facts_of, ingest, reasons, table_rows, verdict
 from rota.object_store import open_store
 from rota.pipeline.ingest import segment_lines
 from rota.pipeline.ingest.facts import HISTORY_SCHEMAS, first_day
-from rota.pipeline.ingest.segment_lines import iterate_lines, share_segments
+from rota.pipeline.ingest.segment_lines import iterate_lines
+from rota.pipeline.ingest.shares import share_segments
 from rota.pipeline.lake.runs import PlannedSegment
 from rota.pipeline.lake.tables import Lake
 from rota.records import journal_record

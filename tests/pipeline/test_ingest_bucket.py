@@ -38,9 +38,9 @@ def test_ingest_reads_a_journal_in_a_bucket_and_each_segment_once(
     journal: ObjectStore, spark: SparkSession, tmp_path: Path
 ) -> None:
     lake = Lake(str(tmp_path))
-    assert ingest_journal(spark, lake, journal).rows["verdict"] == 2
+    assert ingest_journal(lambda: spark, lake, journal).rows["verdict"] == 2
     journal.create(f"{DAY}/10-a.jsonl.gz", gzip.compress(verdict_line(10, 10)))
-    assert ingest_journal(spark, lake, journal).segments == 1
+    assert ingest_journal(lambda: spark, lake, journal).segments == 1
     assert reasons(tmp_path) == ["R10", "R8", "R9"]
 
 
@@ -54,7 +54,7 @@ def test_ingest_of_a_bucket_that_refuses_is_a_sentence_and_continues_later(
             proxy.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
 
     with pytest.raises(Exception, match="AccessDenied") as failed:
-        ingest_journal(spark, lake, journal, refuse_reads)
+        ingest_journal(lambda: spark, lake, journal, refuse_reads)
     sentence = describe_user_error(failed.value)
     assert sentence
     assert journal.uri in sentence
@@ -62,4 +62,4 @@ def test_ingest_of_a_bucket_that_refuses_is_a_sentence_and_continues_later(
     assert "\n" not in sentence
     assert lake.snapshots.latest().number == 0
     proxy.heal()
-    assert ingest_journal(spark, lake, journal).rows["verdict"] == 2
+    assert ingest_journal(lambda: spark, lake, journal).rows["verdict"] == 2

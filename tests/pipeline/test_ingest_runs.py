@@ -167,12 +167,12 @@ def test_ingest_of_another_journal_waits_for_the_unfinished_run_of_the_first(
     first = open_store(str(tmp_path / "x/journal"))
     second = open_store(str(tmp_path / "y/journal"))
     with pytest.raises(KilledError):
-        batch.ingest_journal(spark, lake, first, end_at("after lake/verdict"))
+        batch.ingest_journal(lambda: spark, lake, first, end_at("after lake/verdict"))
     with pytest.raises(ValueError, match=r"run 1 of the journal .*/x/journal is unfinished; ingest that one first"):
-        batch.ingest_journal(spark, lake, second)
+        batch.ingest_journal(lambda: spark, lake, second)
     assert lake.snapshots.numbers() == []
     for journal in (first, second, first):
-        batch.ingest_journal(spark, lake, journal)
+        batch.ingest_journal(lambda: spark, lake, journal)
     assert reasons(tmp_path) == ["R1", "R2"]
 
 
@@ -188,12 +188,12 @@ def test_ingest_of_a_segment_that_is_listed_but_cannot_be_read_ends(spark: Spark
     lake = Lake(str(tmp_path))
     journal = PhantomJournal(tmp_path / "journal")
     write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
-    assert batch.ingest_journal(spark, lake, journal).runs == 1
+    assert batch.ingest_journal(lambda: spark, lake, journal).runs == 1
     with pytest.raises(ValueError, match=r"has none of the segments of run 2, such as date=.*/07-a.*restore them"):
-        batch.ingest_journal(spark, lake, journal)
+        batch.ingest_journal(lambda: spark, lake, journal)
     write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(2, 9))
     lake.store.delete("_rota/runs/2.json")
-    assert batch.ingest_journal(spark, lake, journal).snapshot.run == 2
+    assert batch.ingest_journal(lambda: spark, lake, journal).snapshot.run == 2
     assert reasons(tmp_path) == ["R1", "R2"]
 
 
@@ -248,3 +248,20 @@ def test_ingest_limits_the_bytes_of_a_run_but_takes_at_least_one_segment(tmp_pat
     assert batch.limit_run(huge) == huge[:1]
     assert batch.limit_run([first, *huge]) == [first]
     assert batch.limit_run(segments) == segments
+
+
+def test_ingest_by_tasks_of_spark_takes_lines_that_several_tasks_have_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "SMALL_RUN_BYTES", 0)
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(2), b"torn\n")
+    write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(2), verdict_line(3), b"torn\n")
+    summary = ingest(spark, tmp_path)
+    assert (summary.rows["verdict"], summary.rows["quarantine"]) == (3, 1)
+    assert reasons(tmp_path) == ["R1", "R2", "R3"]
+    assert [row["lines"] for row in table_rows(tmp_path, "files")] == [3, 3]
+    write_segment(tmp_path, "08-c.jsonl.gz", verdict_line(3), verdict_line(4), b"torn\n")
+    write_segment(tmp_path, "08-d.jsonl.gz", verdict_line(4), verdict_line(5), b"torn\n")
+    assert ingest(spark, tmp_path).rows["verdict"] == 2
+    assert reasons(tmp_path) == ["R1", "R2", "R3", "R4", "R5"]
+    assert len(table_rows(tmp_path, "quarantine")) == 1

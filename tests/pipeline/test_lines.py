@@ -1,26 +1,29 @@
 """A line is quarantined exactly when the official reader rejects it; kept rows equal the records of that reader."""
 
 import re
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
-from rota.pipeline.ingest.lines import judge_lines
-from rota.pipeline.ingest.rows import records_of_kind
+from rota.pipeline.ingest.row_files import write_row_files
+from rota.pipeline.ingest.rows import TABLES_BY_KIND, LineBatch
+from rota.pipeline.ingest.segment_lines import SegmentLine
+from rota.pipeline.lake.tables import Lake
 from rota.ranges import from_ranges
 from rota.records import decode_record, journal_record
 
 PAGE = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
 EXAMPLES = [block.encode() for block in re.findall(r"^```json\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)]
 OFFSETS = EXAMPLES[6]
+DAY = date(2026, 11, 21)
 VALUES: list[Any] = [None, True, -1, 0, 1.5, "", "1", "2026-11-21T09:00:00", "2026-13-21T09:00:00Z", [], [None], {}]
 SPELLINGS = {  # spellings of parts of an offsets record
     b"1500": rb"01500|1500.0|15e2|+1500|NaN|-0|'1500'|1500,|1 500|9223372036854775807",
@@ -145,53 +148,56 @@ def queue_ranges(value: Any) -> Iterator[dict[str, dict[str, str]]]:
             yield from queue_ranges(child)
 
 
+def rows_of(lines: Iterable[bytes]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of a segment's lines by kind; each row's digest is its line."""
+    batch = LineBatch()
+    for line in lines:
+        batch.add(SegmentLine(line, None), line, is_new=True)
+    rows = batch.to_rows("a.jsonl.gz", DAY)
+    return {kind: kind_rows.to_pylist(maps_as_pydicts="strict") for kind, kind_rows in rows.items()}
+
+
 @pytest.fixture(scope="module")
-def judged_lines(spark: SparkSession) -> DataFrame:
-    frame = spark.createDataFrame([(number, line) for number, line in enumerate(all_lines)], "number int, line binary")
-    with_text = frame.select("number", F.col("line").cast("string").alias("line"), F.col("line").alias("digest"))
-    return with_text.transform(judge_lines).persist()
+def rows() -> dict[str, list[dict[str, Any]]]:
+    return rows_of(all_lines)
 
 
 all_lines = [*dict.fromkeys(lines())]
 
 
-def test_ingest_quarantines_exactly_the_lines_the_official_reader_rejects(judged_lines: DataFrame) -> None:
-    judgements = {
-        row.number: (row.kind, row.reason) for row in judged_lines.select("number", "kind", "reason").collect()
-    }
-    assert len(judgements) == len(all_lines)
-    differing = [
-        (line, judgements[number])
-        for number, line in enumerate(all_lines)
-        if (rejection_of(line) is None) != (judgements[number][1] is None)
-        or (judgements[number][0] is None) == (judgements[number][1] is None)
-    ]
-    assert differing == []
-    assert sum(reason is None for _, reason in judgements.values()) > 300
-    assert sum(reason is not None for _, reason in judgements.values()) > 2000
+def test_ingest_quarantines_exactly_the_lines_the_official_reader_rejects(
+    rows: dict[str, list[dict[str, Any]]],
+) -> None:
+    rejected = {row["digest"]: row["reason"] for row in rows["quarantine"]}
+    kept = {row["digest"] for kind in JOURNAL_SCHEMAS for row in rows[kind]}
+    assert rejected.keys() == {line for line in all_lines if rejection_of(line) is not None}
+    assert kept == {line for line in all_lines if rejection_of(line) is None}
+    assert sum(map(len, rows.values())) == len(all_lines)
+    assert all(rejected.values())
+    assert len(kept) > 300
+    assert len(rejected) > 2000
 
 
 @pytest.mark.parametrize("kind", JOURNAL_SCHEMAS)
-def test_ingest_rows_equal_the_records_of_the_official_reader(judged_lines: DataFrame, kind: str) -> None:
-    numbers = [row.number for row in judged_lines.where(F.col("kind") == kind).select("number").collect()]
-    expected_rows = [expected_row(decode_record(all_lines[number]), kind) for number in numbers]
-    rows = [table_row.asDict(recursive=True) for table_row in judged_lines.transform(records_of_kind, kind).collect()]
-    assert len(rows) == len(expected_rows) > 0
-    for row, expected in zip(rows, expected_rows, strict=True):
-        assert str(row.pop("date")) == f"{row['at']:%Y-%m-%d}"
-        assert row.pop("digest") in all_lines
+def test_ingest_rows_equal_the_records_of_the_official_reader(rows: dict[str, list[dict[str, Any]]], kind: str) -> None:
+    assert rows[kind]
+    for row in rows[kind]:
+        record = decode_record(row["digest"])
+        expected = expected_row(record, kind)
+        assert row["date"] == record.at.astimezone(UTC).date()
         assert {name: row[name] for name in expected} == expected
+        assert row.keys() - expected.keys() <= {"date", "digest", "bucket", "from", "fromUid", "to", "toUid"}
 
 
 def expected_row(record: Any, kind: str) -> dict[str, Any]:
-    """Return a record's fields as Spark's rows have them in Python."""
+    """Return a record's fields as the rows of tables have them."""
     fields = msgspec.json.decode(msgspec.json.encode(record))
     for name in ("at", "began", "since"):
         if name in fields:
-            fields[name] = datetime.fromisoformat(fields[name]).astimezone().replace(tzinfo=None)
+            fields[name] = datetime.fromisoformat(fields[name])
     if kind == "owners":
         fields["rules"] = msgspec.json.encode(fields["rules"]).decode()
-    if kind == "membership":
+    if kind in {"membership", "owners"}:
         fields["members"] = {name: {**pod, "room": pod.get("room")} for name, pod in fields["members"].items()}
     return {name: value for name, value in fields.items() if name not in {"schema", "kind"}}
 
@@ -206,17 +212,23 @@ def expected_row(record: Any, kind: str) -> dict[str, Any]:
         (b'"at":"2026', b'"at":"9999', "its year is 9999, so its clock was wrong"),
     ],
 )
-def test_ingest_rejects_oversized_integers_and_impossible_years(
-    spark: SparkSession, old: bytes, new: bytes, reason: str
-) -> None:
+def test_ingest_rejects_oversized_integers_and_impossible_years(old: bytes, new: bytes, reason: str) -> None:
     line = OFFSETS.replace(old, new, 1)
     decode_record(line)
-    row = spark.createDataFrame([(line.decode(),)], "line string").transform(judge_lines).first()
-    assert row
-    assert (row.kind, row.reason) == (None, f"The record cannot be kept: {reason}")
+    rows = rows_of([OFFSETS, line])
+    assert [row["digest"] for row in rows["offsets"]] == [OFFSETS]
+    assert [row["reason"] for row in rows["quarantine"]] == [f"The record cannot be kept: {reason}"]
 
 
-def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
+@pytest.mark.parametrize("line", [EXAMPLES[1], EXAMPLES[5]])
+def test_ingest_rejects_oversized_integers_of_other_records(line: bytes) -> None:
+    record = msgspec.json.decode(line)
+    record["generation"] = 2**63
+    [row] = rows_of([msgspec.json.encode(record)])["quarantine"]
+    assert row["reason"] == "The record cannot be kept: it has an integer beyond 64 bits"
+
+
+def test_ingest_rejects_unreadable_queue_ranges() -> None:
     fields = {"act": "Drop", "proof": "Ended", "state": "Owned"}
     lines = [
         msgspec.json.encode(
@@ -226,15 +238,37 @@ def test_ingest_rejects_unreadable_queue_ranges(spark: SparkSession) -> None:
     ]
     for line in lines:
         decode_record(line)
-    rows = spark.createDataFrame([(line.decode(),) for line in lines], "line string").transform(judge_lines).collect()
-    assert [row.reason for row in rows] == [
-        None,
+    rows = rows_of(lines)
+    assert [row["digest"] for row in rows["handover"]] == lines[:1]
+    assert [row["reason"] for row in rows["quarantine"]] == [
         "Invalid queue ids 'nonsense': write them as 0-3,7",
         "Invalid queue ids '0-2147483646': write them as 0-3,7",
     ]
 
 
-def test_ingest_bypasses_the_official_reader_for_plain_offsets_only(spark: SparkSession) -> None:
-    """The official reader would double the time for twenty million offsets records."""
-    judged = spark.createDataFrame([(line.decode(),) for line in EXAMPLES], "line string").transform(judge_lines)
-    assert [row.kind for row in judged.where(F.col("text").isNull()).collect()] == ["offsets"]
+def test_ingest_rows_have_the_columns_of_their_tables_and_are_equal_when_spark_reads_them(
+    spark: SparkSession, tmp_path: Path, rows: dict[str, list[dict[str, Any]]]
+) -> None:
+    batch = LineBatch()
+    for line in all_lines:
+        batch.add(SegmentLine(line, None), line, is_new=True)
+    lake = Lake(str(tmp_path))
+    for kind, kind_rows in batch.to_rows("a.jsonl.gz", DAY).items():
+        spec = TABLES_BY_KIND[kind]
+        files = write_row_files(lake.store, spec, "batch=run1-a", pa.Table.from_batches([kind_rows]))
+        frame = lake.table(spec.name).read_files(spark, files)
+        assert frame.schema == spec.schema
+        read = {bytes(row["digest"]): row for row in frame.collect()}
+        assert read.keys() == {row["digest"] for row in rows[kind]}
+        for row in rows[kind]:
+            assert to_utc(read[row["digest"]].asDict(recursive=True)) == row
+
+
+def to_utc(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of Spark with times in UTC, which Spark gives in the zone of this machine."""
+    for name, value in row.items():
+        if isinstance(value, datetime):
+            row[name] = value.astimezone(UTC)
+        if isinstance(value, bytearray):
+            row[name] = bytes(value)
+    return row

@@ -19,23 +19,31 @@ A segment that was removed before it was read is ingested if it comes back: the 
 the times of its whole day, since an earlier attempt of the run may have appended its rows.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
+from math import ceil
 from typing import Any, NamedTuple
 
-import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from rota.object_store import ObjectStore
 from rota.object_store.segments import segment_hour
-from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
-from rota.pipeline.ingest.lines import judge_lines
-from rota.pipeline.ingest.rows import QUARANTINE_KIND, table_rows
-from rota.pipeline.ingest.segment_lines import DATE_CHARACTERS, MISSING_REASON, read_segment_lines
+from rota.pipeline.ingest.row_files import attempt_folder, write_row_files
+from rota.pipeline.ingest.rows import KINDS, table_columns
+from rota.pipeline.ingest.shares import (
+    KindRows,
+    SegmentCounts,
+    ShareResult,
+    ShareTarget,
+    ingest_share,
+    segment_day,
+    share_segments,
+)
 from rota.pipeline.lake.runs import PlannedSegment, RunPlan
 from rota.pipeline.lake.snapshots import LakeSnapshot
 from rota.pipeline.lake.table import Table, TableCommit, TableHead
@@ -44,10 +52,11 @@ from rota.sentences import join_names
 
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
 MAX_RUN_SEGMENTS = 10_000
-KINDS = (*JOURNAL_SCHEMAS, QUARANTINE_KIND)
+SMALL_RUN_BYTES = 16 * 2**20  # that one process ingests sooner than Spark starts
+TASK_BYTES = 16 * 2**20  # of a task of Spark: some 130 MB of lines
 LEDGER_COLUMNS = ["key", "etag", "first_at", "last_at"]  # that decide what is new
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+StartSpark = Callable[[], SparkSession]
 AtStep = Callable[[str], None]
 RowCounts = dict[str, int]
 ListedSegment = tuple[str, str]  # key and ETag
@@ -62,29 +71,16 @@ class IngestSummary(NamedTuple):
     rows: RowCounts  # by kind
 
 
-class LineCounts(NamedTuple):
-    """Number of lines, and the times of the first and last record among them; None without a record."""
-
-    lines: int
-    first_at: datetime | None
-    last_at: datetime | None
-
-
-class BatchCounts(NamedTuple):
-    """Lines of a run, with those that are repeated in other segments."""
-
-    by_kind: Mapping[str, LineCounts]
-    by_file: Mapping[str, LineCounts]
-    missing: frozenset[str]  # segments that were removed before they were read
-    repeated: frozenset[str]  # kinds with lines that may be repeated in several segments
-
-
 def no_step(_step: str) -> None:
     """Do nothing at a step of an ingest."""
 
 
-def ingest_journal(spark: SparkSession, lake: Lake, journal: ObjectStore, at_step: AtStep = no_step) -> IngestSummary:
+def ingest_journal(
+    start_spark: StartSpark, lake: Lake, journal: ObjectStore, at_step: AtStep = no_step
+) -> IngestSummary:
     """Ingest all segments that the lake lacks; return what was added.
+
+    Spark is started only for large runs, and to compare new rows with those of a table or of other tasks.
 
     `at_step` is called before and after each write, with its name, such as `before lake/plan`.
     """
@@ -92,7 +88,7 @@ def ingest_journal(spark: SparkSession, lake: Lake, journal: ObjectStore, at_ste
     segments = 0
     rows: RowCounts = dict.fromkeys(KINDS, 0)
     missing: set[ListedSegment] = set()
-    while (run := IngestRun(spark, lake, journal, at_step, missing=missing)).plan is not None:
+    while (run := IngestRun(start_spark, lake, journal, at_step, missing=missing)).plan is not None:
         runs += 1
         segments += len(run.plan.segments)
         for kind, count in run.ingest(run.plan).items():
@@ -107,9 +103,9 @@ class IngestRun:
     """
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, journal: ObjectStore, at_step: AtStep, *, missing: set[ListedSegment]
+        self, start_spark: StartSpark, lake: Lake, journal: ObjectStore, at_step: AtStep, *, missing: set[ListedSegment]
     ) -> None:
-        self._spark = spark
+        self._start_spark = start_spark
         self._lake = lake
         self._journal = journal
         self._at_step = at_step
@@ -168,28 +164,43 @@ class IngestRun:
 
     def _append_rows(self, plan: RunPlan) -> dict[str, TableCommit]:
         self._lake.add_missing_columns()
-        lines = read_segment_lines(self._spark, self._journal.uri, plan.segments).transform(_judge).persist()
+        folder = attempt_folder(plan.number)
+        target = ShareTarget(self._journal.uri, self._lake.uri, folder)
+        result = _merge_results(self._ingest_shares(plan, target))
+        self._check_missing(plan, [counts.key for counts in result.segments if counts.is_missing])
         commits: dict[str, TableCommit] = {}
-        try:
-            counts = _count_lines(lines)
-            self._check_missing(plan, counts.missing)
-            for kind in KINDS:
-                if kind in counts.by_kind:
-                    table = self._lake.table(f"lake/{kind}")
-                    rows = table_rows(lines, kind, has_repeated=kind in counts.repeated)
-                    commits[table.name] = self._append(table, rows, plan.number, counts.by_kind[kind])
-        finally:
-            lines.unpersist()
-        ledger_rows = self._spark.createDataFrame(list(_ledger_rows(plan, counts)), self._ledger.schema)
+        for kind in KINDS:
+            if kind in result.rows:
+                table = self._lake.table(f"lake/{kind}")
+                commits[table.name] = self._append(table, result.rows[kind], plan.number)
+        ledger_rows = _ledger_rows(plan, result.segments)
         with self._step(self._ledger.name):
-            commits[self._ledger.name] = self._ledger.append(ledger_rows, plan.number)
+            files = write_row_files(self._lake.store, FILES_TABLE, folder, ledger_rows)
+            commits[self._ledger.name] = self._ledger.append_files(files, plan.number)
         return commits
 
-    def _append(self, table: Table, rows: DataFrame, number: int, counts: LineCounts) -> TableCommit:
-        """Append rows to a table, without those that it has; only records of ingested times can be in it already."""
-        may_be_present = counts.first_at is None or self._overlaps_ingested(counts)
+    def _ingest_shares(self, plan: RunPlan, target: ShareTarget) -> list[ShareResult]:
+        """Ingest the segments in this process if they are few, since Spark needs longer to start; else by its tasks."""
+        size_bytes = sum(segment.size_bytes for segment in plan.segments)
+        if size_bytes <= SMALL_RUN_BYTES:
+            return [ingest_share(plan.segments, target=target)]
+        context = self._start_spark().sparkContext
+        tasks = max(context.defaultParallelism, ceil(size_bytes / TASK_BYTES))
+        shares = share_segments(plan.segments, min(tasks, len(plan.segments)))
+        return context.parallelize(shares, len(shares)).map(partial(ingest_share, target=target)).collect()
+
+    def _append(self, table: Table, rows: KindRows, number: int) -> TableCommit:
+        """Append rows to a table, each once, and without those that it has.
+
+        Only records of ingested times can be in it already.
+        """
         with self._step(table.name):
-            return table.merge(rows, number) if may_be_present else table.append(rows, number)
+            if _may_repeat(rows.short_digests):
+                frame = table.read_files(self._start_spark(), rows.files).dropDuplicates(["digest"])
+                return table.merge(frame, number)
+            if rows.first_at is None or self._overlaps_ingested(rows):
+                return table.merge_files(rows.files, number, self._start_spark)
+            return table.append_files(rows.files, number)
 
     def _check_missing(self, plan: RunPlan, missing: Collection[str]) -> None:
         """Note the segments that were not found; raise ValueError if these are all, as if it were another journal."""
@@ -200,10 +211,10 @@ class IngestRun:
                 f"restore them, or delete {self._lake.uri}/_rota/runs/{plan.number}.json if they are gone for good"
             )
 
-    def _overlaps_ingested(self, counts: LineCounts) -> bool:
-        """Return whether an ingested segment has records of the times of these lines."""
-        first = pa.scalar(counts.first_at, pa.timestamp("us", "UTC"))
-        last = pa.scalar(counts.last_at, pa.timestamp("us", "UTC"))
+    def _overlaps_ingested(self, rows: KindRows) -> bool:
+        """Return whether an ingested segment has records of the times of these rows."""
+        first = pa.scalar(rows.first_at, pa.timestamp("us", "UTC"))
+        last = pa.scalar(rows.last_at, pa.timestamp("us", "UTC"))
         overlaps = pc.and_(
             pc.less_equal(self._ingested["first_at"], last), pc.greater_equal(self._ingested["last_at"], first)
         )
@@ -243,77 +254,46 @@ def limit_run(segments: Sequence[PlannedSegment]) -> Sequence[PlannedSegment]:
     return segments
 
 
-def _judge(lines: DataFrame) -> DataFrame:
-    """Judge lines; keep the text only of rejected lines, since these rows are persisted."""
-    judged = judge_lines(lines)
-    reason = F.coalesce("broken", "reason")
-    return judged.withColumns({"reason": reason, "line": F.when(reason.isNotNull(), F.col("line"))}).drop("broken")
+def _merge_results(results: Iterable[ShareResult]) -> ShareResult:
+    """Return the results of all shares as one."""
+    merged = ShareResult([], {})
+    for result in results:
+        merged.segments.extend(result.segments)
+        for kind, rows in result.rows.items():
+            merged.rows.setdefault(kind, KindRows()).extend(rows)
+    return merged
 
 
-def _count_lines(lines: DataFrame) -> BatchCounts:
-    """Count judged lines by kind and by file; this evaluates and persists them."""
-    at = F.unix_micros("at")
-    rows = (
-        lines.withColumn("is_missing", F.col("reason").eqNullSafe(MISSING_REASON))
-        .groupBy("file", F.coalesce("kind", F.lit(QUARANTINE_KIND)).alias("kind"), "is_missing")
-        .agg(F.count("*").alias("lines"), F.min(at).alias("first_at"), F.max(at).alias("last_at"))
-        .collect()
-    )
-    by_file = _sum_counts(rows, "file")
-    repeated = _repeated_kinds(lines) if _have_common_times(by_file.values()) else frozenset()
-    return BatchCounts(
-        by_kind=_sum_counts(rows, "kind"),
-        by_file=by_file,
-        missing=frozenset(row["file"] for row in rows if row["is_missing"]),
-        repeated=repeated | {QUARANTINE_KIND},
-    )
+def _may_repeat(short_digests: bytes) -> bool:
+    """Return whether rows may be repeated; each share has its rows once, but several shares may have the same."""
+    numbers = np.frombuffer(short_digests, np.uint64)
+    return len(np.unique(numbers)) < len(numbers)
 
 
-def _have_common_times(files: Iterable[LineCounts]) -> bool:
-    """Return whether two segments may contain the same record: both have records of the same time."""
-    spans = sorted((file.first_at, file.last_at) for file in files if file.first_at and file.last_at)
-    latest = EPOCH
-    for first_at, last_at in spans:
-        if first_at <= latest:
-            return True
-        latest = max(latest, last_at)
-    return False
-
-
-def _repeated_kinds(lines: DataFrame) -> frozenset[str]:
-    """Return the kinds with repeated lines. Digests alone are compared, since rows are much larger."""
-    counts = lines.groupBy("kind").agg(F.count("*").alias("lines"), F.count_distinct("digest").alias("digests"))
-    return frozenset(row["kind"] for row in counts.where("kind is not null and lines > digests").collect())
-
-
-def _sum_counts(rows: Sequence[Row], key: str) -> dict[str, LineCounts]:
-    sums: dict[str, LineCounts] = {}
-    for row in rows:
-        others = sums.get(row[key], LineCounts(0, None, None))
-        firsts = [time for time in (others.first_at, _to_time(row["first_at"])) if time]
-        lasts = [time for time in (others.last_at, _to_time(row["last_at"])) if time]
-        sums[row[key]] = LineCounts(others.lines + row["lines"], min(firsts, default=None), max(lasts, default=None))
-    return sums
-
-
-def _to_time(micros: int | None) -> datetime | None:
-    return None if micros is None else EPOCH + timedelta(microseconds=micros)
-
-
-def _ledger_rows(plan: RunPlan, counts: BatchCounts) -> Iterator[dict[str, Any]]:
-    """Yield a row for each segment of a run. That of a missing one has no ETag, so it is ingested if it comes back."""
+def _ledger_rows(plan: RunPlan, segments: Iterable[SegmentCounts]) -> pa.Table:
+    """Return a row for each segment of a run. That of a missing one has no ETag, so it is ingested if it comes back."""
+    counts_by_key = {counts.key: counts for counts in segments}
+    rows: list[dict[str, Any]] = []
     for segment in plan.segments:
-        hour = segment_hour(segment.key)
-        if hour:
-            day = date.fromisoformat(hour[:DATE_CHARACTERS])
-            row = msgspec.structs.asdict(segment) | {"run": plan.number, "date": day}
-            if segment.key in counts.missing:
-                yield row | {"etag": ""} | _counts_of_missing(day)._asdict()
-            else:
-                yield row | counts.by_file.get(segment.key, LineCounts(0, None, None))._asdict()
+        counts = counts_by_key[segment.key]
+        day = segment_day(segment.key)
+        times = _times_of_missing(day) if counts.is_missing else (counts.first_at, counts.last_at)
+        rows.append(
+            {
+                "key": segment.key,
+                "etag": "" if counts.is_missing else segment.etag,
+                "size_bytes": segment.size_bytes,
+                "run": plan.number,
+                "lines": 0 if counts.is_missing else counts.lines,
+                "first_at": times[0],
+                "last_at": times[1],
+                "date": day,
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=table_columns(FILES_TABLE))
 
 
-def _counts_of_missing(day: date) -> LineCounts:
+def _times_of_missing(day: date) -> tuple[datetime, datetime]:
     """Return the times of the day: an earlier attempt of the run may have appended the segment's records."""
     first_at = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    return LineCounts(0, first_at, first_at + timedelta(days=1))
+    return first_at, first_at + timedelta(days=1)

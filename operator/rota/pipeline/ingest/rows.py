@@ -1,42 +1,183 @@
-"""Rows of the lake's tables, made of judged lines of the journal."""
+"""Rows of the lake's tables as Arrow columns, made of records of the journal."""
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from collections.abc import Sequence
+from datetime import date, datetime
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple
+from zlib import crc32
 
-from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
-from rota.pipeline.ingest.lines import JSON_OPTIONS
-from rota.pipeline.lake.tables import OFFSET_BUCKETS
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rota.model import single_line
+from rota.pipeline.common.columns import arrow_schema
+from rota.pipeline.ingest.lines import check_offsets, read_line
+from rota.pipeline.ingest.segment_lines import SegmentLine
+from rota.pipeline.lake.parquet_files import TableSpec
+from rota.pipeline.lake.tables import OFFSET_BUCKETS, QUARANTINE_TABLE, RECORD_TABLES
+from rota.records import AnyRecord, Columns, OffsetsRecord
 
 QUARANTINE_KIND = "quarantine"
+TABLES_BY_KIND = {**RECORD_TABLES, QUARANTINE_KIND: QUARANTINE_TABLE}
+KINDS = tuple(TABLES_BY_KIND)
+OFFSETS_KIND = "offsets"
 
 
-def records_of_kind(lines: DataFrame, kind: str) -> DataFrame:
-    """Return the records of a kind among judged lines, with the columns of schemas.JOURNAL_SCHEMAS, and `digest`."""
-    schema = JOURNAL_SCHEMAS[kind]
-    fields = StructType([field for field in schema if field.name != "date"])
-    parsed = lines.where(F.col("kind") == kind).withColumn("record", F.from_json("text", fields, JSON_OPTIONS))
-    columns = {name: F.col(f"record.{name}") for name in fields.fieldNames()}
-    if kind == "offsets":  # plain ones are parsed already
-        columns = {name: F.coalesce(F.col(name), column) for name, column in columns.items()}
-    renamed = parsed.select(*[column.alias(name) for name, column in columns.items()], "digest")
-    return renamed.withColumn("date", F.to_date("at")).select(*schema.fieldNames(), "digest")
+class RecordLine(NamedTuple):
+    """A line of the journal that is a record."""
+
+    record: AnyRecord
+    digest: bytes
+    line: bytes
 
 
-def rejected_lines(lines: DataFrame) -> DataFrame:
-    """Return the rejected lines among judged lines, with the columns of schemas.QUARANTINE, and `digest`."""
-    return lines.where(F.col("reason").isNotNull()).select(
-        "file",
-        F.make_valid_utf8(F.coalesce("line", F.lit(""))).alias("line"),  # readers may accept only valid UTF-8
-        "reason",
-        "date",
-        "digest",
-    )
+class RejectedLine(NamedTuple):
+    """A line that is not a record, or a segment that cannot be read to its end: then the line is empty."""
+
+    reason: str
+    digest: bytes
+    line: bytes
 
 
-def table_rows(lines: DataFrame, kind: str, *, has_repeated: bool) -> DataFrame:
-    """Return the rows of a table among judged lines; if some are repeated, each line once."""
-    rows = rejected_lines(lines) if kind == QUARANTINE_KIND else records_of_kind(lines, kind)
-    if kind == "offsets":
-        rows = rows.withColumn("bucket", F.pmod(F.xxhash64("group"), F.lit(OFFSET_BUCKETS)).cast("int"))
-    return rows.dropDuplicates(["digest"]) if has_repeated else rows
+class LineBatch:
+    """Lines of one segment that become rows at once."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._records: dict[str, list[RecordLine]] = {}  # by kind
+        self._rejected: list[RejectedLine] = []
+
+    def add(self, line: SegmentLine, digest: bytes, *, is_new: bool) -> datetime | None:
+        """Add a line, unless it is in an earlier segment; return the time of its record."""
+        text = line.line or b""
+        if line.broken is not None:
+            self._rejected.append(RejectedLine(line.broken, digest, text))
+            return None
+        self.size_bytes += len(text)
+        try:
+            record = read_line(text)
+        except (ValueError, OverflowError) as error:
+            if is_new:
+                self._rejected.append(RejectedLine(single_line(str(error)), digest, text))
+            return None
+        if is_new:
+            kind = str(record.__struct_config__.tag)
+            self._records.setdefault(kind, []).append(RecordLine(record, digest, text))
+        return record.at
+
+    def to_rows(self, file: str, day: date) -> dict[str, pa.RecordBatch]:
+        """Return the rows by kind; `file` and `day` are those of the segment."""
+        rows: dict[str, pa.RecordBatch] = {}
+        rejected = list(self._rejected)
+        for kind, lines in self._records.items():
+            try:
+                rows[kind] = record_rows(kind, lines)
+            except (OverflowError, pa.ArrowInvalid):
+                fitting, oversized = split_oversized(lines)
+                rows[kind] = record_rows(kind, fitting)
+                rejected += oversized
+        if rejected:
+            rows[QUARANTINE_KIND] = rejected_rows(rejected, file, day)
+        return rows
+
+
+@cache
+def table_columns(table: TableSpec) -> pa.Schema:
+    """Return the columns of a table as Arrow's schema."""
+    return arrow_schema(table.schema)
+
+
+def record_rows(kind: str, lines: Sequence[RecordLine]) -> pa.RecordBatch:
+    """Return the rows of records of one kind; raise OverflowError or ArrowInvalid if integers do not fit."""
+    schema = table_columns(RECORD_TABLES[kind])
+    digests = pa.array([line.digest for line in lines], pa.binary())
+    if kind == OFFSETS_KIND:
+        columns = _offsets_columns([line.record for line in lines], schema)
+    else:
+        columns = _record_columns([line.record for line in lines], schema)
+    columns["date"] = pc.cast(columns["at"], pa.date32())
+    columns["digest"] = digests
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def rejected_rows(lines: Sequence[RejectedLine], file: str, day: date) -> pa.RecordBatch:
+    """Return the rows of rejected lines of a segment."""
+    schema = table_columns(QUARANTINE_TABLE)
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        text = line.line.decode(errors="replace")  # readers may accept only valid UTF-8
+        rows.append({"file": file, "line": text, "reason": line.reason, "date": day, "digest": line.digest})
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def split_oversized(lines: Sequence[RecordLine]) -> tuple[list[RecordLine], list[RejectedLine]]:
+    """Return the `offsets` records whose integers fit into columns, and those that are rejected."""
+    kept: list[RecordLine] = []
+    rejected: list[RejectedLine] = []
+    for line in lines:
+        try:
+            if isinstance(line.record, OffsetsRecord):
+                check_offsets(line.record)
+            kept.append(line)
+        except ValueError as error:
+            rejected.append(RejectedLine(str(error), line.digest, line.line))
+    return kept, rejected
+
+
+def _record_columns(records: Sequence[AnyRecord], schema: pa.Schema) -> dict[str, pa.Array]:
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        row = msgspec.to_builtins(record, builtin_types=(datetime,))
+        if "rules" in row:
+            row["rules"] = msgspec.json.encode(row["rules"]).decode()
+        rows.append(row)
+    fields = [field for field in schema if field.name not in {"date", "digest"}]
+    structs = pa.array(rows, pa.struct(fields))
+    return {field.name: structs.field(field.name) for field in fields}
+
+
+def _offsets_columns(records: Sequence[Any], schema: pa.Schema) -> dict[str, pa.Array]:
+    """Return the columns of `offsets`. Values are collected in flat lists: that is ten times as fast as rows."""
+    groups: list[str] = [record.group for record in records]
+    buckets = [offset_bucket(group) for group in groups]
+    return {
+        "group": pa.array(groups, pa.string()),
+        "at": pa.array([record.at for record in records], schema.field("at").type),
+        "topics": _topics_column([record.topics for record in records], schema.field("topics").type),
+        "verdicts": pa.array([record.verdicts for record in records], schema.field("verdicts").type),
+        "bucket": pa.array(buckets, pa.int32()),
+    }
+
+
+def offset_bucket(group: str) -> int:
+    """Return the partition of a day of `offsets` that has a group's rows."""
+    return crc32(group.encode()) % OFFSET_BUCKETS
+
+
+def _topics_column(topics: Sequence[dict[str, dict[str, Columns]]], kind: pa.MapType) -> pa.Array:
+    brokers = list(chain.from_iterable(by_topic.values() for by_topic in topics))
+    columns = list(chain.from_iterable(by_broker.values() for by_broker in brokers))
+    struct = kind.item_type.item_type
+    lists: list[pa.Array] = []
+    for field in struct:
+        values = [getattr(column, field.name) for column in columns]
+        flat = pa.array(list(chain.from_iterable(values)), field.type.value_type)
+        lists.append(pa.ListArray.from_arrays(_starts(values), flat, type=field.type))
+    queues = pa.StructArray.from_arrays(lists, fields=list(struct))
+    by_broker = _map_column(brokers, queues)
+    return _map_column(topics, by_broker).cast(kind)
+
+
+def _map_column(maps: Sequence[dict[str, Any]], items: pa.Array) -> pa.MapArray:
+    keys = pa.array(list(chain.from_iterable(maps)), pa.string())
+    return pa.MapArray.from_arrays(_starts(maps), keys, items)
+
+
+def _starts(values: Sequence[Any]) -> pa.Array:
+    """Return where each value starts in a flat list of all values, and where the last one ends."""
+    starts = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(value) for value in values], out=starts[1:])
+    return pa.array(starts)

@@ -18,7 +18,7 @@ def ingest(
 ) -> None:
     """Ingest new segments, and print how many rows were written to each table."""
     progress(f"ingesting {journal.uri} into {lake.uri}")
-    summary = ingest_journal(spark, lake, journal)
+    summary = ingest_journal(lambda: spark, lake, journal)
     table = [{"table": name, "rows": count} for name, count in summary.rows.items()]
     print_value(summary.rows, output, lambda: print_table(table))
     segments = pluralize(summary.segments, "new segment")

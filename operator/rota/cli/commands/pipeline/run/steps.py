@@ -38,7 +38,7 @@ class PipelineRun:
         with self.summary.measure("ingest"):
             if journal is not None:
                 self._progress(f"ingesting {journal.uri} into {self._lake.uri}")
-                ingested = ingest_journal(self._spark, self._lake, journal)
+                ingested = ingest_journal(lambda: self._spark, self._lake, journal)
                 self.summary.segments = ingested.segments
                 self.summary.quarantined_lines = ingested.rows[QUARANTINE_KIND]
                 self.summary.add_rows({f"lake/{kind}": rows for kind, rows in ingested.rows.items()})

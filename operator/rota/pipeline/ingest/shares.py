@@ -1,0 +1,189 @@
+"""Ingests a share of a run's segments: reads each segment once, and writes the rows of all kinds to files.
+
+A share is the work of one task of Spark, or of the driver. The files belong to no version of a table until the driver
+commits them; a share that is repeated writes new files.
+"""
+
+import gc
+import hashlib
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rota.object_store import open_store
+from rota.object_store.segments import segment_hour
+from rota.pipeline.ingest.row_files import write_row_files
+from rota.pipeline.ingest.rows import TABLES_BY_KIND, LineBatch
+from rota.pipeline.ingest.segment_lines import MISSING_REASON, SegmentLine, iterate_lines
+from rota.pipeline.lake.delta_log import DataFile
+from rota.pipeline.lake.runs import PlannedSegment
+
+DATE_CHARACTERS = 10
+DIGEST_BYTES = 16  # of SHA-256
+SHORT_DIGEST_BYTES = 8  # that show whether lines may be repeated
+BATCH_BYTES = 4 * 2**20  # of lines that are converted at once
+FLUSH_BYTES = 128 * 2**20  # of rows in memory, which are written then
+
+
+class ShareTarget(NamedTuple):
+    """Where a share is read from, and where its files are written."""
+
+    journal_uri: str
+    lake_uri: str
+    folder: str  # of the attempt, below the folder of each table
+
+
+class SegmentCounts(NamedTuple):
+    """The distinct lines of a segment, and the times of its first and last record; None without a record."""
+
+    key: str
+    is_missing: bool
+    lines: int
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+@dataclass
+class KindRows:
+    """The rows of one kind that a share has written, and the times of the first and last record."""
+
+    files: list[DataFile] = field(default_factory=list)
+    short_digests: bytes = b""  # of each row, one after the other
+    first_at: datetime | None = None
+    last_at: datetime | None = None
+
+    def extend(self, other: "KindRows") -> None:
+        """Add the rows of another share."""
+        self.files += other.files
+        self.short_digests += other.short_digests
+        self.first_at = earlier(self.first_at, other.first_at)
+        self.last_at = later(self.last_at, other.last_at)
+
+
+class ShareResult(NamedTuple):
+    """What a share has read and written."""
+
+    segments: list[SegmentCounts]
+    rows: dict[str, KindRows]  # by kind
+
+
+def earlier(first: datetime | None, second: datetime | None) -> datetime | None:
+    """Return the earlier of two times; None is no time."""
+    return min(first, second) if first and second else first or second
+
+
+def later(first: datetime | None, second: datetime | None) -> datetime | None:
+    """Return the later of two times; None is no time."""
+    return max(first, second) if first and second else first or second
+
+
+def share_segments(segments: Sequence[PlannedSegment], count: int) -> list[list[PlannedSegment]]:
+    """Divide segments into shares of about the same size: the largest first, each to the smallest share."""
+    shares: list[list[PlannedSegment]] = [[] for _ in range(count)]
+    sizes = [(0, index) for index in range(count)]
+    for segment in sorted(segments, key=lambda segment: (-segment.size_bytes, segment.key)):
+        size, index = heapq.heappop(sizes)
+        shares[index].append(segment)
+        heapq.heappush(sizes, (size + segment.size_bytes, index))
+    return shares
+
+
+def ingest_share(segments: Sequence[PlannedSegment], *, target: ShareTarget) -> ShareResult:
+    """Write the rows of segments to files, each line once."""
+    with _paused_collection():
+        share = _Share(target)
+        counts = [share.read(segment) for segment in segments]
+        share.flush()
+    return ShareResult(counts, share.written)
+
+
+@contextmanager
+def _paused_collection() -> Iterator[None]:
+    """Pause Python's garbage collection: records have no cycles, and it would take two thirds of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class _Share:
+    """Reads segments, collects their rows in memory, and writes them when there are many."""
+
+    def __init__(self, target: ShareTarget) -> None:
+        self._journal = open_store(target.journal_uri)
+        self._lake = open_store(target.lake_uri)
+        self._folder = target.folder
+        self._last_segments: dict[bytes, str] = {}  # by digest of each line: the key of the last segment that has it
+        self._rows: dict[str, list[pa.RecordBatch]] = {}  # that are not written yet, by kind
+        self._row_bytes = 0
+        self.written: dict[str, KindRows] = {}
+
+    def read(self, segment: PlannedSegment) -> SegmentCounts:
+        """Add the rows of a segment's lines that no segment before has; count all of its distinct lines."""
+        counts = SegmentCounts(segment.key, is_missing=False, lines=0, first_at=None, last_at=None)
+        batch = LineBatch()
+        for line in iterate_lines(self._journal, segment.key):
+            digest = _digest(line, segment)
+            last_segment = self._last_segments.get(digest)
+            if last_segment == segment.key:
+                continue
+            self._last_segments[digest] = segment.key
+            at = batch.add(line, digest, is_new=last_segment is None)
+            counts = SegmentCounts(
+                segment.key,
+                is_missing=counts.is_missing or line.broken == MISSING_REASON,
+                lines=counts.lines + 1,
+                first_at=earlier(counts.first_at, at),
+                last_at=later(counts.last_at, at),
+            )
+            if batch.size_bytes >= BATCH_BYTES:
+                self._add_rows(segment, batch)
+                batch = LineBatch()
+        self._add_rows(segment, batch)
+        return counts
+
+    def _add_rows(self, segment: PlannedSegment, batch: LineBatch) -> None:
+        for kind, rows in batch.to_rows(segment.key, segment_day(segment.key)).items():
+            self._rows.setdefault(kind, []).append(rows)
+            self._row_bytes += rows.nbytes
+        if self._row_bytes >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that are in memory."""
+        for kind, batches in self._rows.items():
+            rows = pa.Table.from_batches(batches)
+            files = write_row_files(self._lake, TABLES_BY_KIND[kind], self._folder, rows)
+            self.written.setdefault(kind, KindRows()).extend(_describe_rows(rows, files))
+        self._rows = {}
+        self._row_bytes = 0
+
+
+def _describe_rows(rows: pa.Table, files: list[DataFile]) -> KindRows:
+    digests = b"".join(digest[:SHORT_DIGEST_BYTES] for digest in rows["digest"].to_pylist())
+    if "at" not in rows.column_names:
+        return KindRows(files, digests)
+    times = pc.min_max(rows["at"])
+    return KindRows(files, digests, times["min"].as_py(), times["max"].as_py())
+
+
+def segment_day(key: str) -> date:
+    """Return the day of a segment; raise ValueError if its key has none."""
+    return date.fromisoformat((segment_hour(key) or "")[:DATE_CHARACTERS])
+
+
+def _digest(line: SegmentLine, segment: PlannedSegment) -> bytes:
+    """Return the digest of a line; that of a broken segment is its own."""
+    content = line.line
+    if content is None:
+        content = f"{segment.key} {segment.etag}".encode()
+    return hashlib.sha256(content).digest()[:DIGEST_BYTES]
