@@ -1,6 +1,6 @@
 """A group's journal lines as the values that the history's fold takes, without Spark."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,7 +32,11 @@ def gaps_in(lines: Iterable[Mapping[str, Any]]) -> Gaps:
 
 def samples_in(lines: Iterable[Mapping[str, Any]], places: Places) -> Samples:
     """Return the samples among lines, which are in order of time."""
-    records = [record for record in decode_lines(lines) if isinstance(record, OffsetsRecord)]
+    return samples_of([record for record in decode_lines(lines) if isinstance(record, OffsetsRecord)], places)
+
+
+def samples_of(records: Sequence[OffsetsRecord], places: Places) -> Samples:
+    """Return the samples of records, which are in order of time."""
     rows: list[tuple[int, ...]] = []
     for index, record in enumerate(records):
         for topic, brokers in record.topics.items():

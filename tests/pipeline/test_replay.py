@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pipeline.group_lines import samples_of
 from rota import records
 from rota.documents import Assignment, Share
 from rota.model import Queue
+from rota.pipeline.history.samples import Places
 from rota.pipeline.replay.group_history import (
     STEP_SECONDS,
     Change,
@@ -21,6 +23,7 @@ from rota.pipeline.replay.group_history import (
     build_history,
     planner_spec,
 )
+from rota.pipeline.replay.policy_replay import replay_policies, replay_policy
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 from rota.pipeline.replay.simulated_fleet import DRAIN_SECONDS, OBEY_SECONDS
@@ -164,6 +167,36 @@ def test_replay_of_balanced_moves_queues_when_load_shifts() -> None:
     assert moves[2] == moves[35] < moves[48] == moves[-1]
 
 
+@pytest.mark.parametrize("strategy", ["Sticky", "Averagely", "Balanced"])
+def test_replay_of_the_only_recorded_policy_is_shared_with_an_equal_one(strategy: str) -> None:
+    policy = a_policy(strategy)
+    history = a_history((600.0, pods("a", "b", "c")), policy=policy, rates=[9, 9, 9, 9, 1, 1, 1, 1])
+    rows = replay_policies(history, {"recorded": None, "equal": a_policy(strategy), "other": a_policy(paused=True)})
+    assert rows["equal"]["series"] is rows["recorded"]["series"]
+    assert rows["other"]["series"] is not rows["recorded"]["series"]
+    assert rows == {
+        "recorded": replay_policy(history, None),
+        "equal": replay_policy(history, policy),
+        "other": replay_policy(history, a_policy(paused=True)),
+    }
+
+
+def test_replay_of_a_policy_that_was_in_force_only_for_some_time_is_not_shared() -> None:
+    history = a_history((600.0, pods("a", "b", "c")), (900.0, pods("a", "b", "c", "d")))
+    changes = (*history.changes[:2], replace(history.changes[2], policy=a_policy(paused=True)))
+    history = replace(history, changes=changes)
+    rows = replay_policies(history, {"recorded": None, "first": a_policy()})
+    assert (rows["recorded"]["moves"], rows["first"]["moves"]) == (2, 4)
+
+
+def test_replay_reports_a_neglected_queue_of_an_equal_policy_but_not_of_the_recorded_one() -> None:
+    """No broker of the group is in the room of the policy, so no member gets a queue."""
+    policy = a_policy("ByMachineRoom", options={"byMachineRoom": {"rooms": ["up"]}})
+    rows = replay_policies(a_history((1.0, pods("c")), policy=policy), {"recorded": None, "equal": policy})
+    assert rows["recorded"]["problem"] is None
+    assert "would have no owner nearly all the time" in rows["equal"]["problem"]
+
+
 def test_replay_does_not_plan_again_while_weights_are_unchanged() -> None:
     history = a_history(arrivals=noisy_rates(12), ends=BEGINS + 12 * HOUR)
     planned_at: list[float] = []
@@ -257,12 +290,21 @@ def recorded_facts(history: GroupHistory) -> list[Fact]:
     return sorted(facts, key=lambda fact: fact.at)
 
 
+def rebuild_history(group: str, facts: Iterable[Fact], ends: float | None = None) -> GroupHistory:
+    """Return the history of a group from its records, which are in order of time."""
+    facts = list(facts)
+    samples = [fact for fact in facts if isinstance(fact, records.OffsetsRecord)]
+    others = [fact for fact in facts if not isinstance(fact, records.OffsetsRecord)]
+    places = Places()
+    return build_history(group, others, samples_of(samples, places), places, ends)
+
+
 @pytest.mark.parametrize("number", range(1, 13))
 def test_replay_of_a_written_journal_repeats_its_moves_forced_grants_and_pauses(number: int) -> None:
     history = generate_history(number, 7, 6)
     metrics = ReplayMetrics(history)
     Replay(history, None, metrics).run()
-    rebuilt = build_history(history.group, recorded_facts(history), history.ends)
+    rebuilt = rebuild_history(history.group, recorded_facts(history), history.ends)
     row = replay_row(rebuilt)
     expected = metrics.to_row()
     assert row["moves"] == expected["moves"]
@@ -300,12 +342,12 @@ def test_replay_of_an_unusable_history_fails_with_a_sentence() -> None:
     facts = recorded_facts(generate_history(3, 7, 1))
     other_facts = [fact for fact in facts if not isinstance(fact, records.OwnersRecord)]
     with pytest.raises(ValueError, match=r"^Group shop/orders has no owners record, with which a replay could start$"):
-        build_history("shop/orders", other_facts)
+        rebuild_history("shop/orders", other_facts)
     owners = next(fact for fact in facts if isinstance(fact, records.OwnersRecord))
     with pytest.raises(ValueError, match=r"^Group shop/orders is Broadcasting: its queues have no owner$"):
-        build_history("shop/orders", [msgspec.structs.replace(owners, model="Broadcasting")])
+        rebuild_history("shop/orders", [msgspec.structs.replace(owners, model="Broadcasting")])
     with pytest.raises(ValueError, match=r"^The recorded policy of group .* cannot be used: spec.strategy"):
-        build_history("shop/orders", [msgspec.structs.replace(owners, rules={"strategy": "OfTomorrow"})])
+        rebuild_history("shop/orders", [msgspec.structs.replace(owners, rules={"strategy": "OfTomorrow"})])
 
 
 def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
@@ -321,7 +363,7 @@ def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
         facts.append(
             records.OffsetsRecord(schema=1, group=owners.group, at=time, topics={"orders": {"a": columns}}, verdicts={})
         )
-    rates = build_history(owners.group, facts).arrivals[:, 0]
+    rates = rebuild_history(owners.group, facts).arrivals[:, 0]
     assert rates[[0, 4, 7, 11]].tolist() == pytest.approx([1.0] * 4)
 
 
@@ -364,7 +406,7 @@ def test_replay_credits_a_member_with_no_queue_that_it_has_handed_over() -> None
         topics = {"orders": {"a": columns}}
         facts.append(records.OffsetsRecord(schema=1, group=owners.group, at=time, topics=topics, verdicts={}))
     facts.append(later_owners)
-    history = build_history(owners.group, sorted(facts, key=lambda fact: fact.at))
+    history = rebuild_history(owners.group, sorted(facts, key=lambda fact: fact.at))
     assert history.capacity == pytest.approx(2.0 * 1.1), (
         "not 6.0: m consumed two queues at 1 a second each, as n did later"
     )

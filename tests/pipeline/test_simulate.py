@@ -2,14 +2,16 @@
 
 import gzip
 import json
+import pickle
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from pipeline.frames import frames
+from pipeline.journal_lines import iso_time, owners_line
 from pipeline.lake_folders import facts_of, ingest, write_segment
 from rota.object_store import open_store
 from rota.object_store.segments import parse_segment
@@ -17,11 +19,12 @@ from rota.pipeline.common.schemas import RESULTS, SERIES
 from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import compute_costs
+from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.job import (
     HEAVY_REPLAY_SIZE,
     Simulation,
     build_histories,
-    pair_policies,
+    divide_replays,
     persist_on_disk,
     replay_histories,
 )
@@ -31,6 +34,7 @@ from rota.pipeline.report.formatting import describe_problem
 from rota.pipeline.report.report_data import count_problems, sum_by_policy
 from rota.pipeline.synthetic.generate import generate_journal
 from rota.pipeline.synthetic.histories import generate_history
+from rota.records import journal_record
 from rota.spec import parse_policy
 
 GROUPS, HOURS, SEED = 4, 2, 7
@@ -180,22 +184,38 @@ def _is_owners_record(line: bytes, group: str) -> bool:
     return bool(record["kind"] == "owners" and record["group"] == group)
 
 
-def test_spark_plan_has_no_single_partition_and_broadcasts_policies_only(simulation: Simulation) -> None:
-    """Spark broadcasts only the policies to all executors, independent of the number of groups."""
-    lines = simulation.results._jdf.queryExecution().toString().splitlines()
-    assert not [line for line in lines if "SinglePartition" in line or "Collect" in line]
-    broadcast = [child for line, child in pairwise(lines) if "- BroadcastExchange" in line]
-    assert broadcast
-    assert all("Scan ExistingRDD[policy#" in child for child in broadcast)
+def test_spark_plan_of_a_simulation_has_no_single_partition_and_no_broadcast(simulation: Simulation) -> None:
+    plan = simulation.results._jdf.queryExecution().toString()
+    assert not re.search("SinglePartition|Collect|Broadcast", plan)
 
 
-def test_spark_partitions_of_large_groups_come_first_and_are_several(spark: SparkSession) -> None:
+def test_spark_plan_of_histories_shuffles_and_sorts_once(facts: Facts) -> None:
+    plan = build_histories(facts)._jdf.queryExecution().executedPlan().toString()
+    assert [len(re.findall(rf"\b{node} [\[h]", plan)) for node in ("Exchange", "Sort", "Window")] == [1, 1, 1], plan
+
+
+def test_spark_history_has_the_last_sample_of_each_step_only(spark: SparkSession) -> None:
+    """The queue's end grows by 1 a second; a later sample of the first step would show another rate."""
+    lines = [owners_line("shop/orders", 1, 0, a="0")]
+    for seconds, last in ((60, 0), (200, 5_000), (290, 290), (590, 590), (890, 890)):
+        columns = {"ids": [0], "first": [0], "last": [last], "committed": [last]}
+        topics = {"t": {"a": columns}}
+        lines.append(journal_record("offsets", "shop/orders", iso_time(seconds), topics=topics, verdicts={}))
+    [row] = build_histories(frames(spark, lines)).collect()
+    assert row["problem"] is None
+    history: GroupHistory = pickle.loads(row["history"])  # noqa: S301 - written by the job
+    assert history.group == history.document.group == "shop/orders"
+    assert history.ends - history.begins == 890
+    assert history.arrivals[:, 0].tolist() == pytest.approx([10 / 300, 1.0, 290 / 300], rel=0.1)
+
+
+def test_spark_partitions_of_heavy_groups_come_first_and_one_for_each_policy(spark: SparkSession) -> None:
     sizes = [(f"shop/group-{number}", HEAVY_REPLAY_SIZE + 1 if number % 10 == 9 else 1) for number in range(100)]
     groups = spark.createDataFrame(sizes, "group string, size long")
-    policies = spark.createDataFrame([("a",), ("b",)], "policy string")
-    rows = pair_policies(groups, policies).withColumn("part", F.spark_partition_id()).collect()
-    heavy = {row["part"] for row in rows if row["size"] > HEAVY_REPLAY_SIZE}
-    light = {row["part"] for row in rows if row["size"] <= HEAVY_REPLAY_SIZE}
-    assert len(rows) == 200
-    assert max(heavy) < min(light)
-    assert len(heavy) > 5
+    rows = divide_replays(groups, ["a", "b"]).withColumn("part", F.spark_partition_id()).collect()
+    heavy = [row for row in rows if row["size"] > HEAVY_REPLAY_SIZE]
+    light = [row for row in rows if row["size"] <= HEAVY_REPLAY_SIZE]
+    assert sorted(row["policies"] for row in heavy) == [["a"]] * 10 + [["b"]] * 10
+    assert [row["policies"] for row in light] == [["a", "b"]] * 90
+    assert max(row["part"] for row in heavy) < min(row["part"] for row in light)
+    assert len({row["part"] for row in heavy}) > 5

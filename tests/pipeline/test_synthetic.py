@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.test_replay import recorded_facts, replay_row
+from pipeline.test_replay import rebuild_history, recorded_facts, replay_row
 from rota.pipeline.common.history_sources import HistorySource, source_of
-from rota.pipeline.replay.group_history import STEP_SECONDS, build_history
+from rota.pipeline.replay.group_history import STEP_SECONDS
 from rota.pipeline.synthetic.histories import (
     SCENARIOS,
     START_SECONDS,
@@ -149,7 +149,7 @@ def test_generate_fleet_with_recorded_rates_is_sized_for_its_usual_peak() -> Non
     values = daily_values(1)
     values[100] *= 100
     history = generate_history(5, 7, 24, rates=RecordedRates([a_trace(values)]))
-    rebuilt = build_history(history.group, recorded_facts(history), history.ends)
+    rebuilt = rebuild_history(history.group, recorded_facts(history), history.ends)
     lag = replay_row(history)["lag_peak"]
     assert lag > 10_000
     assert replay_row(rebuilt)["lag_peak"] == pytest.approx(lag, rel=0.2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import TypeVar
 
 from rota.pipeline.history.hours import hour_of
@@ -50,6 +51,10 @@ class GroupRecords:
     def of_kind(self, kind: type[_Kind]) -> list[_Kind]:
         """Return the records of a kind."""
         return self._by_kind.get(kind, [])  # type: ignore[return-value]  # `add` puts each where it belongs
+
+    def of_kinds(self, kinds: Iterable[type[Fact]]) -> list[Fact]:
+        """Return the records of some kinds."""
+        return list(chain.from_iterable(map(self.of_kind, kinds)))
 
     def assignments(self) -> list[AssignmentRecord]:
         """Return the records of assignments."""

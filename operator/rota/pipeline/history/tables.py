@@ -45,7 +45,7 @@ def compute_rollup(facts: Facts) -> DataFrame:
         yield from to_batches(({"group": group, "hour": hour} | measures.to_row() for hour, measures in hours), schema)
 
     kinds = (*_ASSIGNMENT_KINDS, *_EVENT_KINDS, "offsets", "verdict")
-    rows = _collect_rows(facts, kinds, time_only=("verdict",))
+    rows = collect_rows(facts, kinds, time_only=("verdict",))
     ordered = rows.repartition("group").sortWithinPartitions("group", F.col("kind") == "offsets", "at")
     return ordered.groupBy("group").applyInArrow(roll_up_group, ROLLUP)
 
@@ -62,7 +62,7 @@ def compute_audit(facts: Facts) -> DataFrame:
         yield from to_batches(({"violation": violation_row(group, found)} for found in audit.violations), schema)
 
     kinds = (*_ASSIGNMENT_KINDS, "offsets", "verdict")
-    rows = _collect_rows(facts, kinds, time_only=("offsets", "verdict"))
+    rows = collect_rows(facts, kinds, time_only=("offsets", "verdict"))
     return rows.groupBy("group").applyInArrow(audit_rows, AUDIT)
 
 
@@ -76,8 +76,8 @@ def select_violations(audit: DataFrame) -> DataFrame:
     return audit.where("violation is not null").select("violation.*")
 
 
-def _collect_rows(facts: Facts, kinds: tuple[str, ...], time_only: tuple[str, ...]) -> DataFrame:
-    """Return the records of some kinds in one frame; of those in `time_only` only their times."""
+def collect_rows(facts: Facts, kinds: tuple[str, ...], time_only: tuple[str, ...] = ()) -> DataFrame:
+    """Return the records of some kinds in one frame, for `GroupRows`; of those in `time_only` only their times."""
     frames: list[DataFrame] = []
     for kind in kinds:
         table: DataFrame = getattr(facts, kind)

@@ -19,7 +19,7 @@ from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.group_costs import COST_DECIMALS, PolicyRow, choose_policy, compute_measures, cost_policies
 from rota.pipeline.recommend.history_halves import cut_history
 from rota.pipeline.replay.group_history import GroupHistory
-from rota.pipeline.replay.policy_replay import replay_policy
+from rota.pipeline.replay.policy_replay import replay_policies
 from rota.spec import PolicySpec
 
 ADVISED = "as advised"  # each group with the policy that its first half recommends; the blank prevents a name clash
@@ -73,11 +73,14 @@ def backtest_history(
     """Return the row of BACKTEST of a history, in this process; raise ValueError if it is too short."""
     halves = cut_history(history)
     tried: dict[str, PolicySpec | None] = {RECORDED_POLICY: None, **policies}
-    before, after = (
-        [replay_policy(half, policy) | {"group": history.group, "policy": name} for name, policy in tried.items()]
-        for half in halves
-    )
+    before = _replay_half(halves.before, tried)
+    after = _replay_half(halves.after, tried)
     return judge_advice(before, after, weights, min_gain)
+
+
+def _replay_half(half: GroupHistory, policies: Mapping[str, PolicySpec | None]) -> list[PolicyRow]:
+    results = replay_policies(half, policies)
+    return [result | {"group": half.group, "policy": name} for name, result in results.items()]
 
 
 class BacktestSummary(Struct, frozen=True, kw_only=True):

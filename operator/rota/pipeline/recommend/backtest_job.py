@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
 from rota.pipeline.common.columns import arrow_schema, map_groups
-from rota.pipeline.common.schemas import BACKTEST, COUNT, RESULTS, TEXT, TIME, table_schema
+from rota.pipeline.common.schemas import BACKTEST, COUNT, RECORDED_POLICY, RESULTS, TEXT, TIME, table_schema
 from rota.pipeline.recommend.backtest import BacktestSummary, add_summaries, judge_advice, summarize
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.history_halves import cut_history
 from rota.pipeline.replay.group_history import GroupHistory
-from rota.pipeline.replay.job import history_size, pair_policies, persist_on_disk, policy_table, replay_pair
+from rota.pipeline.replay.job import TriedPolicies, divide_replays, history_size, persist_on_disk, replay_row
 from rota.spec import PolicySpec
 
 _HALF_FIELDS = {"after": BooleanType(), "cut": TIME}  # `after`: whether this is the second half
@@ -36,8 +36,9 @@ def backtest_histories(
 ) -> DataFrame:
     """Return BACKTEST: for each history how good advice from its first half would have been in the second half."""
     halves = persist_on_disk(histories.mapInArrow(_cut_batches, _HALVES))
-    pairs = pair_policies(halves, policy_table(histories.sparkSession, policies))
-    results = pairs.mapInArrow(_replay_batches, _HALF_RESULTS)
+    tried: TriedPolicies = {RECORDED_POLICY: None, **policies}
+    replays = divide_replays(halves, list(tried))
+    results = replays.mapInArrow(partial(_replay_batches, policies=tried), _HALF_RESULTS)
     return map_groups(results, partial(_judge_group, weights=weights, min_gain=min_gain), BACKTEST)
 
 
@@ -89,12 +90,13 @@ def _cut_row(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _replay_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _replay_batches(batches: Iterator[pa.RecordBatch], *, policies: TriedPolicies) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(_HALF_RESULTS)
     for batch in batches:
         for row in batch.to_pylist():
-            result = replay_pair(row) | {name: row[name] for name in ("group", "policy", "after", "cut")}
-            yield pa.RecordBatch.from_pylist([{name: result.get(name) for name in schema.names}], schema=schema)
+            half = {name: row[name] for name in _HALF_FIELDS}
+            results = [result | half for result in replay_row(row, policies)]
+            yield pa.RecordBatch.from_pylist(results, schema=schema)
 
 
 def _judge_group(results: list[dict[str, Any]], *, weights: CostWeights, min_gain: float) -> list[dict[str, Any]]:

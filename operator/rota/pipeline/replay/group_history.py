@@ -14,17 +14,27 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from rota.documents import Assignment, Release, Share
+from rota.lag_columns import NOT_COMMITTED
 from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.pipeline.history.ordering import MAX_CLOCK_SKEW_SECONDS
+from rota.pipeline.history.samples import MICROSECONDS, Places, Samples
 from rota.ranges import from_ranges
-from rota.records import Fact, HandoverRecord, MembershipRecord, OffsetsRecord, Owner, OwnersRecord, Releasing
+from rota.records import Fact, HandoverRecord, MembershipRecord, Owner, OwnersRecord, Releasing
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from rota.timestamps import format_time
 
 STEP_SECONDS = 300.0  # seconds; within a step the arrival rate of a queue is constant
 MAX_HISTORY_SECONDS = 366 * 86400.0  # seconds of a history; all of its steps are in memory
 OWNERS_KNOWN_STEPS = 2  # from an `owners` record on, unless a handover follows before
+QUEUE_ID_BITS = 32  # of a queue's id
 CAPACITY_HEADROOM = 1.1  # capacity of a member over its highest measured rate
+
+# The records of which a history is built, by kind; it also needs samples of offsets.
+REPLAYED_KINDS: Mapping[str, type[Fact]] = {
+    "owners": OwnersRecord,
+    "membership": MembershipRecord,
+    "handover": HandoverRecord,
+}
 
 Rates = NDArray[np.float64]
 QueueMask = NDArray[np.bool_]  # by queue
@@ -121,36 +131,42 @@ def _was_recreated(previous: Fact | None, document: Fact) -> bool:
     return _generation(document) == 1 or (document.at - previous.at).total_seconds() > MAX_CLOCK_SKEW_SECONDS
 
 
-def build_history(group: str, facts: Sequence[Fact], ends: float | None = None) -> GroupHistory:
-    """Return the history of a group from its records in order; raise ValueError if it cannot be replayed."""
+def build_history(
+    group: str, facts: Sequence[Fact], samples: Samples, places: Places, ends: float | None = None
+) -> GroupHistory:
+    """Return the history of a group from its records and samples, each in order of time.
+
+    It ends with the last of them, unless `ends` is given. Raise ValueError if the history cannot be replayed.
+    """
     first_owners = next((fact for fact in facts if isinstance(fact, OwnersRecord)), None)
     if first_owners is None:
         raise ValueError(f"Group {group} has no owners record, with which a replay could start")
     if first_owners.model == "Broadcasting":
         raise ValueError(f"Group {group} is Broadcasting: its queues have no owner")
     begins = first_owners.at.timestamp()
-    later = [fact for fact in facts if fact.at.timestamp() >= begins]
-    last = later[-1].at.timestamp() if ends is None else ends
-    changes = tuple(_state_changes(first_owners, later))
+    facts = [fact for fact in facts if fact.at.timestamp() >= begins]
+    samples = samples.since(round(begins * MICROSECONDS))
+    if ends is None:
+        ends = max([facts[-1].at.timestamp(), *samples.seconds[-1:].tolist()])
+    changes = tuple(_state_changes(group, first_owners, facts))
     queues = tuple(sorted(frozenset().union(*(change.queues for change in changes))))
     if not queues:
         raise ValueError(f"Group {group} has no queues")
-    if last - begins > MAX_HISTORY_SECONDS:
-        days = (last - begins) / 86400
+    if ends - begins > MAX_HISTORY_SECONDS:
+        days = (ends - begins) / 86400
         raise ValueError(f"Group {group} was recorded for {days:.0f} days; a replay is limited to 366 days")
-    samples = [fact for fact in later if isinstance(fact, OffsetsRecord)]
-    arrivals, consumed, lag = _measure_flows(samples, queues, begins, last)
+    flows = _measure_flows(samples, places, queues, begins, ends)
     return GroupHistory(
         group=group,
         spec=planner_spec(group, queues, first_owners.ordering),
         begins=begins,
-        ends=last,
-        document=_first_assignment(first_owners),
+        ends=ends,
+        document=_first_assignment(group, first_owners),
         changes=changes,
         queues=queues,
-        arrivals=arrivals,
-        lag=lag,
-        capacity=_member_capacity(later, queues, consumed, begins),
+        arrivals=flows.arrivals,
+        lag=flows.lag,
+        capacity=_member_capacity(facts, queues, flows.consumed, begins),
     )
 
 
@@ -171,7 +187,7 @@ def planner_spec(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpe
     )
 
 
-def _first_assignment(fact: OwnersRecord) -> Assignment:
+def _first_assignment(group: str, fact: OwnersRecord) -> Assignment:
     at = format_time(fact.at.timestamp())
     releasing: dict[Queue, Release] = {}
     for revoked in fact.releasing:
@@ -183,7 +199,7 @@ def _first_assignment(fact: OwnersRecord) -> Assignment:
         if queues or pod.standing != "Ended":  # an ended member has an entry only while it still owns queues
             members[name] = Share(pod.uid, tuple(sorted(queues)))
     return Assignment(
-        group=fact.group,
+        group=group,
         generation=fact.generation,
         issued_at=at,
         strategy=str(fact.rules.get("strategy", "")),
@@ -192,16 +208,16 @@ def _first_assignment(fact: OwnersRecord) -> Assignment:
     )
 
 
-def _state_changes(first_owners: OwnersRecord, facts: Iterable[Fact]) -> Iterator[Change]:
+def _state_changes(group: str, first_owners: OwnersRecord, facts: Iterable[Fact]) -> Iterator[Change]:
     """Yield the state at the start, then each different state, at the time of the record that has it."""
-    present = _state_from_owners(first_owners)
+    present = _state_from_owners(group, first_owners)
     yield present
     for fact in facts:
         match fact:
             case MembershipRecord():
                 changed = replace(present, members=_members_after(present.members, fact))
             case OwnersRecord():
-                changed = _state_from_owners(fact)
+                changed = _state_from_owners(group, fact)
             case HandoverRecord():
                 changed = replace(present, queues=_queues_after(present.queues, fact))
             case _:
@@ -212,14 +228,14 @@ def _state_changes(first_owners: OwnersRecord, facts: Iterable[Fact]) -> Iterato
         present = changed
 
 
-def _state_from_owners(fact: OwnersRecord) -> Change:
+def _state_from_owners(group: str, fact: OwnersRecord) -> Change:
     queues: set[Queue] = set()
     parts: list[Owner | Releasing] = [*fact.members.values(), *fact.releasing]
     for part in parts:
         queues.update(from_ranges(part.queues))
     queues.update(from_ranges(fact.unowned))
     members = {name: MemberPresence(pod.uid, pod.standing, pod.room) for name, pod in fact.members.items()}
-    return Change(fact.at.timestamp(), members, frozenset(queues), recorded_policy(fact.group, fact.rules))
+    return Change(fact.at.timestamp(), members, frozenset(queues), recorded_policy(group, fact.rules))
 
 
 def _members_after(previous: Mapping[str, MemberPresence], fact: MembershipRecord) -> dict[str, MemberPresence]:
@@ -245,34 +261,47 @@ def _queues_after(queues: frozenset[Queue], handover: HandoverRecord) -> frozens
     return queues.difference(named) if is_removed else queues
 
 
-def _measure_flows(
-    samples: Sequence[OffsetsRecord], queues: Sequence[Queue], start: float, end: float
-) -> tuple[Rates, Rates, Rates]:
-    """Return arrivals and consumption in messages a second, by step and queue, and the lag at the start.
+class _Flows(NamedTuple):
+    """Arrivals and consumption in messages a second, by step and queue, and the lag of each queue at the start."""
 
-    Offsets that go back count as no flow. Between two samples, also across a gap in the records, rates are constant.
+    arrivals: Rates
+    consumed: Rates
+    lag: Rates
+
+
+def _measure_flows(samples: Samples, places: Places, queues: Sequence[Queue], start: float, end: float) -> _Flows:
+    """Measure the flows of a history. Offsets that go back count as no flow.
+
+    Between two samples, also across a gap in the records, rates are constant.
     """
     steps = max(1, int(np.ceil((end - start) / STEP_SECONDS)))
     edges: Rates = start + STEP_SECONDS * np.arange(steps + 1, dtype=np.float64)
-    last, committed = _offset_arrays(samples, index_queues(queues))
-    times = np.array([sample.at.timestamp() for sample in samples])
+    last, committed = _offset_arrays(samples, places, queues)
     lag = np.zeros(len(queues))
-    if len(samples):
+    if len(last):
         lag = np.nan_to_num(np.maximum(last[0] - committed[0], 0.0))
-    return _rates(times, last, edges, _cumulative_arrivals), _rates(times, committed, edges, np.maximum.accumulate), lag
+    arrivals = _rates(samples.seconds, last, edges, _cumulative_arrivals)
+    consumed = _rates(samples.seconds, committed, edges, np.maximum.accumulate)
+    return _Flows(arrivals, consumed, lag)
 
 
-def _offset_arrays(samples: Sequence[OffsetsRecord], index_of_queue: Mapping[Queue, int]) -> tuple[Rates, Rates]:
-    last = np.full((len(samples), len(index_of_queue)), np.nan)
+def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) -> tuple[Rates, Rates]:
+    """Return the last and the committed offsets, by record and queue; NaN: unknown, or nothing is committed."""
+    keys = samples.place << QUEUE_ID_BITS | samples.queue
+    distinct, inverse = np.unique(keys, return_inverse=True)  # records repeat the same queues: look up each one once
+    index_of_queue = index_queues(queues)
+    indexes = np.full(len(distinct), -1)  # of the distinct keys in `queues`; -1: the group does not consume the queue
+    for number, key in enumerate(distinct.tolist()):
+        place = places.by_code[key >> QUEUE_ID_BITS]
+        queue = Queue(place.topic, place.broker, key % (1 << QUEUE_ID_BITS))
+        indexes[number] = index_of_queue.get(queue, -1)
+    column = indexes[inverse]
+    is_known = column >= 0
+    cells = samples.record[is_known], column[is_known]
+    last = np.full((len(samples.at), len(queues)), np.nan)
     committed = last.copy()
-    for row, sample in enumerate(samples):
-        for topic, brokers in sample.topics.items():
-            for broker, columns in brokers.items():
-                for number, end, offset in zip(columns.ids, columns.last, columns.committed, strict=True):
-                    index = index_of_queue.get(Queue(topic, broker, number))
-                    if index is not None:
-                        last[row, index] = end
-                        committed[row, index] = np.nan if offset is None else offset
+    last[cells] = samples.last[is_known]
+    committed[cells] = np.where(samples.committed == NOT_COMMITTED, np.nan, samples.committed)[is_known]
     return last, committed
 
 

@@ -1,4 +1,6 @@
-"""Replay of a history under one policy, as a row of results."""
+"""Replays of a history under several policies, as rows of results."""
+
+from collections.abc import Mapping
 
 from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.replay import Replay
@@ -6,11 +8,39 @@ from rota.pipeline.replay.replay_metrics import MetricsRow, ReplayMetrics
 from rota.spec import PolicySpec
 
 
+def replay_policies(history: GroupHistory, policies: Mapping[str, PolicySpec | None]) -> dict[str, MetricsRow]:
+    """Return the results of each policy by its name; None stands for the recorded policies.
+
+    A policy that was in force during the whole history shares the replay of the recorded policies: another one would
+    have the same result.
+    """
+    first_policy = history.changes[0].policy
+    is_only_policy = all(change.policy == first_policy for change in history.changes)
+    rows: dict[str, MetricsRow] = {}
+    recorded: Replay | None = None
+    for name, policy in policies.items():
+        if policy is None or (is_only_policy and policy == first_policy):
+            recorded = recorded or _run_replay(history, None)
+            rows[name] = _to_row(recorded, policy)
+        else:
+            rows[name] = _to_row(_run_replay(history, policy), policy)
+    return rows
+
+
 def replay_policy(history: GroupHistory, policy: PolicySpec | None) -> MetricsRow:
-    """Return the metrics of a replay, its strategy, problem and series; without a policy, of the recorded policies."""
-    metrics = ReplayMetrics(history)
-    replay = Replay(history, policy, metrics)
+    """Return the results of one policy; None stands for the recorded policies."""
+    return _to_row(_run_replay(history, policy), policy)
+
+
+def _run_replay(history: GroupHistory, policy: PolicySpec | None) -> Replay:
+    replay = Replay(history, policy, ReplayMetrics(history))
     replay.run()
+    return replay
+
+
+def _to_row(replay: Replay, policy: PolicySpec | None) -> MetricsRow:
+    """Return the metrics of a replay, its strategy, problem and series."""
+    metrics = replay.metrics
     problem = metrics.problem
     if policy and not problem:  # the recorded policies (None) were in force, so they are usable
         problem = metrics.find_neglected_queue()
