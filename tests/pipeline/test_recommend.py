@@ -201,9 +201,13 @@ EXPLANATIONS: list[tuple[list[Row], str]] = [
     (
         skewed_group(),
         (
-            "The busiest member has 1.15 times the mean load instead of 2.40; a mean lag of 2,100 (highest 9,400) "
+            "The busiest member has 1.15 times the mean load instead of 2.4; a mean lag of 2,100 (highest 9,400) "
             "instead of 31,000 (highest 182,000); but 44 moves a day instead of 12."
         ),
+    ),
+    (  # a difference that the written digits do not show is not named
+        [a_result(moves=100, imbalance=1.1112), a_result(policy="steady", moves=9, imbalance=1.1109)],
+        "9 moves a day instead of 100.",
     ),
     (satisfied_group(), "Keep the policy: no tested policy costs less."),
     (

@@ -44,16 +44,18 @@ class _Difference(NamedTuple):
 
     saved: float  # negative: the change costs more
     text: str
+    is_visible: bool  # the values differ in the digits that are written
 
 
 def _describe_differences(current: CostRow, cheapest: CostRow) -> str:
     """Return the largest savings, and the largest drawback if it is considerable, as one sentence."""
     differences = sorted(_compare_measures(current, cheapest), key=lambda difference: -difference.saved)
-    savings = [difference.text for difference in differences if difference.saved > 0][:MAX_NAMED_SAVINGS]
+    savings = [difference for difference in differences if difference.saved > 0]
+    named = [saving.text for saving in savings if saving.is_visible] or [saving.text for saving in savings]
     max_unnamed_drawback = MIN_DRAWBACK_FRACTION * (current["cost"] - cheapest["cost"])
     largest_drawback = differences[-1]
     but = f"; but {largest_drawback.text}" if largest_drawback.saved < -max_unnamed_drawback else ""
-    text = "; ".join(savings)
+    text = "; ".join(named[:MAX_NAMED_SAVINGS])
     return f"{text[:1].upper()}{text[1:]}{but}."
 
 
@@ -64,8 +66,9 @@ def _compare_measures(current: CostRow, cheapest: CostRow) -> Iterator[_Differen
         cost_now = current[f"cost_{measure}"]
         cost_then = cheapest[f"cost_{measure}"]
         saved = 0.0 if cost_now is None or cost_then is None else cost_now - cost_then
-        values = f"{phrase.write(cheapest)}{phrase.suffix} instead of {phrase.write(current)}"
-        yield _Difference(saved, f"{phrase.prefix}{values}")
+        now = phrase.write(current)
+        then = phrase.write(cheapest)
+        yield _Difference(saved, f"{phrase.prefix}{then}{phrase.suffix} instead of {now}", is_visible=now != then)
 
 
 def _measure_writer(measure: str) -> Callable[[CostRow], str]:
@@ -102,10 +105,9 @@ _MEASURE_PHRASES = {
 
 
 def _write_number(value: float | None) -> str:
-    """Write a number with three significant digits."""
+    """Write a number with up to three significant digits."""
     if value is None:
         return "an unknown number"
-    if value == int(value):
-        return f"{value:,.0f}"
     decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0  # noqa: PLR2004 - three digits count
-    return f"{value:,.{decimals}f}"
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
