@@ -11,7 +11,13 @@ from pyspark.sql import Row
 
 from pipeline.test_backtest import fleet, judged, moves
 from rota.pipeline.recommend.backtest import BacktestSummary, summarize
-from rota.pipeline.report.backtest_section import backtest_table, describe_backtest, describe_sources, render_backtest
+from rota.pipeline.report.backtest_section import (
+    backtest_table,
+    describe_backtest,
+    describe_result,
+    describe_sources,
+    render_backtest,
+)
 from rota.pipeline.report.earlier_advice import ObservedAdvice, render_observed
 from rota.pipeline.report.links import ReportLinks, check_url, render_download, render_group_links
 
@@ -82,21 +88,30 @@ def test_report_downloads_contain_no_formulas_of_names(name: str) -> None:
 def test_report_backtest_tells_what_advice_saved_and_how_often_it_was_wrong() -> None:
     assert describe_backtest(summarize(fleet(), NAMES)) == [
         (
-            "Policies were advised from the first half of each history, and compared in the second half "
-            "(4 groups, up to 1 d)."
+            "Tested on 4 groups: policies were advised from the first half of each history, and compared in its second "
+            "half, up to 1 d."
         ),
         "The histories are real: recorded by an operator.",
         "Not tested: 1 group with less than two hours of history, or whose present policy has no known cost.",
+        "As advised, all groups together cost 15 % less than without a change.",
         (
-            "As advised, all groups together cost 15 % less than without a change; the best policy of each group, "
-            "which is known only in hindsight, 41 % less."
+            "Regret: 39 points a day (44 %) more than the best policy of each group in hindsight; 18 % more than even, "
+            "the best single policy for all groups in hindsight."
         ),
-        "Compared with the best single policy in hindsight, even: 18 % more.",
         (
             "Of 3 groups advised to change, 2 (67 %) changed for the worse (1 because the policy could not be used), "
             "by 7 points a day; the others saved 30 points a day."
         ),
     ]
+
+
+def test_report_backtest_result_is_one_sentence() -> None:
+    start = "In the second half of each history, advice from the first half cost"
+    wrong = "2 of 3 advised changes would have been wrong"
+    assert describe_result(summarize(fleet(), NAMES)) == f"{start} 15 % less than no change; {wrong}"
+    kept = judged(moves(recorded=10, steady=10), moves(recorded=10, steady=10))
+    unchanged = "as much as no change; no group was advised to change"
+    assert describe_result(summarize([kept], NAMES)) == f"{start} {unchanged}"
 
 
 def test_report_backtest_without_wrong_changes_or_without_changes_says_so() -> None:

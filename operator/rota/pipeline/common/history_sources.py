@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-_SYNTHETIC_PREFIX = "synthetic-"
+GENERATED_PREFIX = "synthetic-"
 _RATES_PREFIX = "synthetic-rates-"
 NAMESPACE_COUNT = 97  # namespaces of a generated journal: many groups share one, as in a real cluster
 
@@ -17,7 +17,7 @@ class HistorySource(StrEnum):
 
 def generated_group_name(number: int, *, has_recorded_rates: bool) -> str:
     """Return namespace and name of a generated group, by which `source_of` knows its source."""
-    prefix = _RATES_PREFIX if has_recorded_rates else _SYNTHETIC_PREFIX
+    prefix = _RATES_PREFIX if has_recorded_rates else GENERATED_PREFIX
     return f"{prefix}{number % NAMESPACE_COUNT}/group-{number:05d}"
 
 
@@ -25,4 +25,4 @@ def source_of(group: str) -> HistorySource:
     """Return the source of a group's history."""
     if group.startswith(_RATES_PREFIX):
         return HistorySource.RATES
-    return HistorySource.SYNTHETIC if group.startswith(_SYNTHETIC_PREFIX) else HistorySource.REAL
+    return HistorySource.SYNTHETIC if group.startswith(GENERATED_PREFIX) else HistorySource.REAL

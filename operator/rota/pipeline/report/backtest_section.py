@@ -6,11 +6,11 @@ from rota.pipeline.common.history_sources import HistorySource
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.backtest import ADVISED, BEST_IN_HINDSIGHT, BacktestLine, BacktestSummary, backtest_lines
 from rota.pipeline.report.elements import number_cell, render_list, render_table
-from rota.pipeline.report.formatting import describe_change, format_count, format_duration, format_percent
+from rota.pipeline.report.formatting import compare_cost, describe_change, format_count, format_duration, format_percent
 from rota.pipeline.report.links import render_download
 from rota.pipeline.report.plots import escape_text, format_number
 
-TITLE = "How good was advice like this on your own history"
+TITLE = "Was such advice good?"
 MAX_LINES = 50  # of the table
 
 _SOURCE_TEXTS = {
@@ -52,22 +52,41 @@ def describe_backtest(summary: BacktestSummary) -> list[str]:
     """Return sentences: how much was tested on which histories, what advice saved, and how often it was wrong."""
     if not summary.groups:
         return [f"No advice could be tested: {_describe_untested(summary)}."]
-    halves = "Policies were advised from the first half of each history, and compared in the second half"
-    scope = f"{format_count(summary.groups, 'group')}, up to {format_duration(summary.longest * 3600)}"
-    sentences = [f"{halves} ({scope})", describe_sources(summary)]
+    length = format_duration(summary.longest * 3600)
+    sentences = [
+        (
+            f"Tested on {format_count(summary.groups, 'group')}: policies were advised from the first half of each "
+            f"history, and compared in its second half, up to {length}"
+        ),
+        describe_sources(summary),
+    ]
     if summary.untested:
         sentences.append(f"Not tested: {_describe_untested(summary)}")
-    advised = describe_change(summary.recorded, summary.advised)
-    best = describe_change(summary.recorded, summary.best)
-    sentences.append(
-        f"As advised, all groups together cost {advised} than without a change; the best policy of each group, which "
-        f"is known only in hindsight, {best}"
-    )
-    if summary.best_single is not None:
-        single = describe_change(summary.costs[summary.best_single], summary.advised)
-        sentences.append(f"Compared with the best single policy in hindsight, {summary.best_single}: {single}")
+    advised = compare_cost(summary.recorded, summary.advised, "without a change")
+    sentences.append(f"As advised, all groups together cost {advised}")
+    sentences.append(_describe_regret(summary))
     sentences.append(_describe_changes(summary))
     return [f"{_plain(sentence)}." for sentence in sentences]
+
+
+def describe_result(summary: BacktestSummary) -> str:
+    """Return the result in one sentence, without a full stop; some group was tested."""
+    change = compare_cost(summary.recorded, summary.advised, "no change")
+    wrong = "no group was advised to change"
+    if summary.changes:
+        wrong = f"{summary.wrong:,} of {format_count(summary.changes, 'advised change')} would have been wrong"
+    return _plain(f"In the second half of each history, advice from the first half cost {change}; {wrong}")
+
+
+def _describe_regret(summary: BacktestSummary) -> str:
+    """Return what the advice cost more than the best policies, of each group and of all, which hindsight tells."""
+    regret = summary.advised - summary.best
+    more = format_percent(regret / summary.best) if summary.best else "unknown"
+    text = f"Regret: {format_number(regret)} points a day ({more}) more than the best policy of each group in hindsight"
+    if summary.best_single is None:
+        return text
+    of_single = compare_cost(summary.costs[summary.best_single], summary.advised, summary.best_single)
+    return f"{text}; {of_single}, the best single policy for all groups in hindsight"
 
 
 def describe_sources(summary: BacktestSummary) -> str:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from rota.pipeline.common.columns import false_if_null
 from rota.pipeline.recommend.group_costs import COST_DECIMALS
 from rota.pipeline.report.elements import number_cell, render_table
-from rota.pipeline.report.formatting import describe_change, format_count
+from rota.pipeline.report.formatting import compare_cost, describe_change, format_count
 from rota.pipeline.report.links import render_download
 from rota.pipeline.report.plots import escape_text, format_number, format_utc
 from rota.spec import PolicySpec
@@ -83,8 +83,8 @@ def render_observed(advice: ObservedAdvice) -> Iterator[str]:
         yield (
             f"<p>Those cost {format_number(advice.before)} points a day then; predicted were "
             f"{format_number(advice.predicted)}, observed are <strong>{format_number(advice.observed)}</strong>: "
-            f"{describe_change(advice.before, advice.observed)} than then, and "
-            f"{describe_change(advice.predicted, advice.observed)} than predicted.</p>"
+            f"{compare_cost(advice.before, advice.observed, 'then')}, and "
+            f"{compare_cost(advice.predicted, advice.observed, 'predicted')}.</p>"
         )
     yield (
         "<p>The observed cost is that of the policy in force in the history of this report, by the same model. Days "

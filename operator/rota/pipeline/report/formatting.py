@@ -8,6 +8,7 @@ from pyspark.sql import Row
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.report.plots import format_number
 
+AS_MUCH = "as much"
 MIN_CHANGE_FRACTION = 0.01  # fraction of a measure: smaller changes are not improvements or drawbacks
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # the largest first
 
@@ -68,9 +69,15 @@ def describe_change(current: float | None, proposed: float | None) -> str:
         return "unknown"
     # A change that rounds to 0 % is none; up to 1 % it is "less than 1%".
     if not current or abs(proposed - current) < MIN_CHANGE_FRACTION / 2 * current:
-        return "as much"
+        return AS_MUCH
     direction = "less" if proposed < current else "more"
     return f"{format_percent(abs(proposed - current) / current)}\N{NO-BREAK SPACE}{direction}"
+
+
+def compare_cost(reference: float | None, cost: float | None, name: str) -> str:
+    """Return the relative difference to a named cost, such as "20% less than now"."""
+    change = describe_change(reference, cost)
+    return f"{change} {'as' if change == AS_MUCH else 'than'} {name}"
 
 
 def format_load(imbalance: float | None) -> str:

@@ -12,7 +12,7 @@ from rota.pipeline.recommend.cost_weights import MEASURES
 from rota.pipeline.recommend.group_costs import COST_COLUMNS
 from rota.pipeline.recommend.ranking import OWN_POLICIES
 from rota.pipeline.report.backtest_section import TITLE as BACKTEST_TITLE
-from rota.pipeline.report.backtest_section import render_backtest
+from rota.pipeline.report.backtest_section import describe_result, render_backtest
 from rota.pipeline.report.cards import render_card, render_manifest
 from rota.pipeline.report.earlier_advice import render_observed
 from rota.pipeline.report.elements import number_cell, render_list, render_section, render_table
@@ -30,6 +30,7 @@ from rota.pipeline.report.plots import BarSegment, draw_bar, escape_text, format
 from rota.pipeline.report.report_data import MAX_LISTED_GROUPS, Findings, best_for_all, find_leading_group, sums_of
 
 MAX_POLICY_ROWS = 50  # rows of a table; more are not comparable at a glance
+FIRST_CHANGES = 3  # groups in the answer
 
 # The browser loads nothing and runs nothing, even if a group's or a policy's name contains HTML.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -87,10 +88,11 @@ def render_report(data: Findings, now: float) -> str:
 
 def _sections(data: Findings) -> Iterator[str]:
     yield f'<p class="lede">{_scope_sentence(data)}</p>'
+    yield from _origin_notice(data)
     if not data.scope.groups:
         yield '<p class="notice">There is nothing to recommend: no group was simulated.</p>'
         return
-    yield render_section("answer", "The answer", [*_answer(data), *_tiles(data), *_problem_lists(data)])
+    yield render_section("answer", "The answer", _answer(data))
     yield render_section("policies", "If all groups used one policy", _policies_table(data))
     yield render_section("groups", "Recommendation for each group", _groups_table(data))
     if data.observed is not None:
@@ -113,20 +115,33 @@ def _scope_sentence(data: Findings) -> str:
     when = ""
     if scope.since is not None and scope.until is not None:
         when = f", from {format_utc(scope.since)} to {format_utc(scope.until)} UTC"
-    length = f"{format_number(scope.hours)} hours"
-    if scope.hours >= 48:  # noqa: PLR2004 - two days
-        length = f"{format_number(scope.hours / 24)} days of groups"
-    changes = f"{format_count(scope.changes, 'change')} of members or queues"
     return (
-        f"{format_count(scope.groups, 'group')}{when}: {length} with {changes} "
-        f"were replayed under the recorded policy and under {names}. {describe_history_length(scope.longest)}."
+        f"{format_count(scope.groups, 'group')}{when}, with {format_count(scope.changes, 'change')} of members or "
+        f"queues, were replayed under the recorded policy and under {names}. {describe_history_length(scope.longest)}."
     )
+
+
+def _origin_notice(data: Findings) -> Iterator[str]:
+    """Yield a notice if histories are generated: the report recommends nothing for real groups then."""
+    if data.scope.generated:
+        every = "All" if data.scope.generated == data.scope.groups else f"{data.scope.generated:,} of the"
+        yield f'<p class="notice">{every} groups are synthetic: their history is generated, not recorded.</p>'
 
 
 # The answer.
 
 
 def _answer(data: Findings) -> Iterator[str]:
+    yield from _conclusion(data)
+    yield from _first_changes(data)
+    yield from _tiles(data)
+    yield from _effects(data)
+    if data.backtest is not None and data.backtest.groups:
+        yield f'<p>{escape_text(describe_result(data.backtest))}: <a href="#backtest">the test</a>.</p>'
+    yield from _problem_lists(data)
+
+
+def _conclusion(data: Findings) -> Iterator[str]:
     now = sums_of(data)
     each = sums_of(data, OWN_POLICIES)
     best = best_for_all(data)
@@ -159,7 +174,34 @@ def _answer(data: Findings) -> Iterator[str]:
         )
     elif data.policies and now["cost"]:
         yield f"<p>No single policy would be better for all groups by {format_percent(data.min_gain)} or more.</p>"
-    better, worse = improvements_and_drawbacks(now, each) if changing else ([], [])
+
+
+def _first_changes(data: Findings) -> Iterator[str]:
+    """Yield a list of the groups that save most, with the reason for each."""
+    changing = [row for row in data.groups if row["change"]]
+    if not changing:
+        return
+    card_count = len(data.plotted_groups)
+    items: list[str] = []
+    for place, row in enumerate(changing[:FIRST_CHANGES], 1):
+        items.append(
+            f"<strong>{_group_link(row, place, has_card=place <= card_count)}</strong>: use "
+            f"<strong>{escape_text(row['use'])}</strong> instead of {escape_text(row['strategy'])}, "
+            f'<span class="good">{format_percent(row["gain"])} less cost</span>. {escape_text(row["evidence"])}'
+        )
+    more = len(changing) > len(items)
+    yield f"<p>{'Begin with the groups that save most' if more else 'Change'}:</p>"
+    yield render_list(items)
+    if more:
+        yield '<p><a href="#groups">All groups</a></p>'
+
+
+def _effects(data: Findings) -> Iterator[str]:
+    now = sums_of(data)
+    each = sums_of(data, OWN_POLICIES)
+    if now is None or each is None or not data.scope.changing:
+        return
+    better, worse = improvements_and_drawbacks(now, each)
     if better:
         yield f"<p>Per day, for all groups together: {'; '.join(better)}.</p>"
     if worse:
@@ -289,7 +331,7 @@ def _groups_table(data: Findings) -> Iterator[str]:
 
 
 def _group_row(data: Findings, row: Row, place: int, *, has_card: bool) -> str:
-    name = f'<a href="#group-{place}">{escape_text(row["group"])}</a>' if has_card else escape_text(row["group"])
+    name = _group_link(row, place, has_card=has_card)
     gain = f'<span class="good">{format_percent(row["gain"])}</span>' if row["change"] else "none"
     do = f"use <strong>{escape_text(row['use'])}</strong>" if row["change"] else "keep"
     links = render_group_links(data.links, row["group"]) if row["change"] else ""
@@ -299,6 +341,12 @@ def _group_row(data: Findings, row: Row, place: int, *, has_card: bool) -> str:
         f"{number_cell(format_number(row['cost_now']))}{number_cell(format_number(row['cost_then']))}"
         f'{number_cell(gain)}<td class="why">{escape_text(row["evidence"])}</td></tr>'
     )
+
+
+def _group_link(row: Row, place: int, *, has_card: bool) -> str:
+    """Return a group's name, with a link to its card if it has one."""
+    name = escape_text(row["group"])
+    return f'<a href="#group-{place}">{name}</a>' if has_card else name
 
 
 def _lines_key() -> str:

@@ -127,6 +127,8 @@ def format_utc(at: float) -> str:
 
 def _axis_marks(low: float, high: float) -> list[float]:
     """Return round numbers from below the lowest value to above the highest: 0, 50, 100, 150."""
+    if low == high == 0:
+        return [0.0, 1.0]
     spread = max(high - low, abs(high) * 1e-6, 1e-9)
     size = 10 ** floor(log10(spread / 3))
     factors = (1, 2, 2.5, 5, 10)  # the last is always enough: `size` is the next lower power of ten

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 
+from rota.pipeline.common.history_sources import GENERATED_PREFIX
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.backtest import BacktestSummary
 from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
@@ -32,10 +33,10 @@ class HistoryScope:
     """Extent of the simulated histories."""
 
     groups: int = 0
-    hours: float = 0.0  # sum over all groups
     longest: float = 0.0  # hours of the longest history
     changes: int = 0
     changing: int = 0  # groups for which another policy is recommended
+    generated: int = 0  # groups whose history no operator has recorded
     unjudged: int = 0  # groups whose present policy has no known cost
     since: int | None = None  # seconds since 1970, because Spark returns timestamps in this machine's time zone
     until: int | None = None
@@ -224,10 +225,11 @@ def _matches_now_or_recommended(recommended_policies: Mapping[str, str]) -> Colu
 
 def _collect_scope(results: DataFrame, series: DataFrame, chosen: DataFrame) -> HistoryScope:
     now = results.filter(F.col("policy") == RECORDED_POLICY)
-    sums = now.agg(F.sum("hours").alias("hours"), F.max("hours").alias("longest"), F.sum("changes").alias("changes"))
+    sums = now.agg(F.max("hours").alias("longest"), F.sum("changes").alias("changes"))
     by_group = chosen.agg(
         F.count("*").alias("groups"),
         F.count_if("change").alias("changing"),
+        F.count_if(F.col("group").startswith(GENERATED_PREFIX)).alias("generated"),
         F.count_if(F.col("cost_now").isNull()).alias("unjudged"),
     )
     seconds = F.unix_timestamp("at")
