@@ -9,6 +9,7 @@ import yaml
 
 from chart.charts import CHART, EVERYTHING, PROMETHEUS, ROOT, Helm, HelmError, Rendered
 from ground.api import Object
+from kube.pages import blocks
 from rota.cli.commands.pipeline import commands
 from rota.pipeline.recommend.cost_weights import CostWeights, parse_weights
 
@@ -434,6 +435,14 @@ def test_pipeline_job_arguments_are_options_of_the_command(helm: Helm) -> None:
     for name, command in ((PIPELINE, commands.run), (MAINTENANCE, commands.maintain)):
         (container,) = pipeline_pod(rendered, name)["spec"]["containers"]
         command.make_context(container["args"][0], container["args"][1:])  # an unknown option raises
+
+
+def test_pipeline_job_accepts_the_values_of_the_pipeline_page(helm: Helm) -> None:
+    (values,) = blocks(ROOT / "docs" / "pipeline.md", "yaml", "The chart's jobs")
+    rendered = helm.template(**yaml.safe_load(values))
+    (container,) = pipeline_pod(rendered)["spec"]["containers"]
+    assert container["args"][:3] == ["run", "s3://acme-rota/prod", "--journal=s3://acme-rota/prod/journal"]
+    assert "--board-url=https://grafana.example.com" in container["args"]
 
 
 def test_pipeline_job_maintains_the_lake_and_writes_the_journal_only_to_delete_from_it(helm: Helm) -> None:
