@@ -80,6 +80,10 @@ class Table:
         """Return the number of rows of a version, by the log alone."""
         return sum(file.rows or 0 for file in _files_since(self._load_readable(version), since))
 
+    def files(self, version: int | None, since: date | None = None) -> list[DataFile]:
+        """Return the files of a version, for readers without Spark."""
+        return _files_since(self._load_readable(version), since)
+
     def written_at(self, version: int | None) -> datetime | None:
         """Return when the newest file of a version was committed; None if it has no files."""
         return max((file.added_at for file in list_files(self._load_readable(version)) if file.added_at), default=None)
