@@ -11,14 +11,20 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from kube.scraped import metric_values
 from kube.world import OperatedNamespace, add_two_members
-from pipeline.lake_folders import facts_of, ingest
+from pipeline.lake_folders import history_of_lake, ingest
 from rota.kube.http.broadcaster import Broadcaster
 from rota.kube.observers import Observers
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.trace_export import TraceExporter
 from rota.pipeline.common.spark_session import create_session
-from rota.pipeline.history.tables import compute_audit, compute_rollup, select_intervals, select_violations
-from rota.pipeline.ingest.facts import Facts
+from rota.pipeline.history.tables import (
+    History,
+    Report,
+    compute_history,
+    select_intervals,
+    select_rollup,
+    select_violations,
+)
 from rota.pipeline.replay.job import build_histories, persist_on_disk, replay_histories
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -107,11 +113,12 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
 
 def ingested_figures(spark: SparkSession, lake: Path) -> dict[str, Any]:
     ingest(spark, lake)
-    return figures_of(facts_of(spark, lake))
+    return figures_of(history_of_lake(spark, lake))
 
 
-def figures_of(facts: Facts) -> dict[str, Any]:
-    hours = compute_rollup(facts)
+def figures_of(history: History) -> dict[str, Any]:
+    facts = history.facts
+    hours = select_rollup(compute_history(history, [Report.ROLLUP]))
     sums = hours.select(
         F.sum("moved_queues").alias("moved"),
         F.sum("handovers").alias("handovers"),
@@ -120,9 +127,9 @@ def figures_of(facts: Facts) -> dict[str, Any]:
         ),
     ).collect()[0]
     [lasted] = facts.rebalance.agg(F.sum("seconds").alias("it")).collect()
-    audit = compute_audit(facts)
+    audit = compute_history(history, [Report.AUDIT])
     [handed] = select_intervals(audit).agg(F.sum("seconds").alias("it")).collect()
-    histories = persist_on_disk(build_histories(facts))
+    histories = persist_on_disk(build_histories(history))
     [played] = replay_histories(histories, {}).results.select("moves", "problem").collect()
     assert played["problem"] is None
     return {

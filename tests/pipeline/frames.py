@@ -1,15 +1,23 @@
-"""A journal's lines as the frames that the pipeline reads, without files."""
+"""A journal's lines as the frames that the pipeline reads, without segments."""
 
 import json
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import date, datetime
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampType
 
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, QUARANTINE
+from rota.pipeline.history.reading.sample_files import SampleFiles, list_sample_files
+from rota.pipeline.history.tables import History
 from rota.pipeline.ingest.facts import Facts
+from rota.pipeline.ingest.rows import bucket_of
+from rota.pipeline.lake.snapshots import EMPTY_SNAPSHOT
+from rota.pipeline.lake.tables import Lake
 
 
 def frames(spark: SparkSession, lines: Iterable[Mapping[str, Any]]) -> Facts:
@@ -19,6 +27,25 @@ def frames(spark: SparkSession, lines: Iterable[Mapping[str, Any]]) -> Facts:
         rows[str(line["kind"])].append(_row(line, JOURNAL_SCHEMAS[str(line["kind"])]))
     tables = {kind: spark.createDataFrame(rows[kind], schema) for kind, schema in JOURNAL_SCHEMAS.items()}
     return Facts(**tables, quarantine=spark.createDataFrame([], QUARANTINE))
+
+
+def history_of(
+    spark: SparkSession, lines: Iterable[Mapping[str, Any]], folder: Path, since: date | None = None
+) -> History:
+    """Return the records as frames, and the samples in two files of each bucket: those of odd and of even minutes."""
+    facts = frames(spark, lines)
+    table = Lake(str(folder)).table("lake/offsets")
+    rows = facts.offsets.withColumn("bucket", bucket_of("group")).withColumn("digest", F.lit(None).cast("binary"))
+    for odd in range(2):
+        table.append(rows.where(F.minute("at") % 2 == odd), odd + 1)
+    return History(facts, sample_files(folder, since), since)
+
+
+def sample_files(folder: Path, since: date | None = None) -> SampleFiles:
+    lake = Lake(str(folder))
+    version = lake.table("lake/offsets").version()
+    tables = {} if version is None else {"lake/offsets": version}
+    return list_sample_files(lake, msgspec.structs.replace(EMPTY_SNAPSHOT, tables=tables), since)
 
 
 def _row(line: Mapping[str, Any], schema: StructType) -> tuple[Any, ...]:

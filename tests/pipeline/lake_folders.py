@@ -7,6 +7,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from rota.object_store import open_store
+from rota.pipeline.history.reading.sample_files import list_sample_files
+from rota.pipeline.history.tables import History
 from rota.pipeline.ingest.batch import AtStep, IngestSummary, ingest_journal, no_step
 from rota.pipeline.ingest.facts import Facts, read_facts
 from rota.pipeline.lake.tables import Lake
@@ -41,6 +43,11 @@ def ingest(spark: SparkSession, lake: Path, at_step: AtStep = no_step) -> Ingest
 def facts_of(spark: SparkSession, lake: Path, since: date | None = None, snapshot: int | None = None) -> Facts:
     opened = Lake(str(lake))
     return read_facts(spark, opened, opened.snapshot(snapshot), since)
+
+
+def history_of_lake(spark: SparkSession, lake: Path) -> History:
+    opened = Lake(str(lake))
+    return History(facts_of(spark, lake), list_sample_files(opened, opened.snapshot()))
 
 
 def table_rows(lake: Path, kind: str) -> list[dict[str, object]]:

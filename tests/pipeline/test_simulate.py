@@ -10,13 +10,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.frames import frames
 from pipeline.journal_lines import iso_time, owners_line
-from pipeline.lake_folders import facts_of, ingest, write_segment
+from pipeline.lake_folders import history_of_lake, ingest, write_segment
 from rota.object_store import open_store
 from rota.object_store.segments import parse_segment
 from rota.pipeline.common.schemas import RESULTS, SERIES
-from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import compute_costs
 from rota.pipeline.replay.group_history import GroupHistory
@@ -86,13 +84,13 @@ def segments_of(lake: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def facts(spark: SparkSession, lake: Path) -> Facts:
-    return facts_of(spark, lake)
+def history(spark: SparkSession, lake: Path) -> History:
+    return history_of_lake(spark, lake)
 
 
 @pytest.fixture(scope="module")
-def simulation(facts: Facts) -> Simulation:
-    return replay_histories(persist_on_disk(build_histories(facts)), POLICIES)
+def simulation(history: History) -> Simulation:
+    return replay_histories(persist_on_disk(build_histories(history)), POLICIES)
 
 
 def test_generate_writes_segments_as_the_operator_names_them(lake: Path) -> None:
@@ -172,7 +170,7 @@ def test_simulate_reports_a_group_without_owners_record_and_replays_the_others(
     lines = [line for line in content.splitlines(keepends=True) if not _is_owners_record(line, group)]
     write_segment(tmp_path, "00-a.jsonl.gz", *lines, day="date=2025-11-21")
     ingest(spark, tmp_path)
-    histories = persist_on_disk(build_histories(facts_of(spark, tmp_path)))
+    histories = persist_on_disk(build_histories(history_of_lake(spark, tmp_path)))
     rows = replay_histories(histories, {}).results.collect()
     problems = {row["group"]: row["problem"] for row in rows}
     assert problems.pop(group) == f"Group {group} has no owners record, with which a replay could start"
@@ -189,19 +187,19 @@ def test_spark_plan_of_a_simulation_has_no_single_partition_and_no_broadcast(sim
     assert not re.search("SinglePartition|Collect|Broadcast", plan)
 
 
-def test_spark_plan_of_histories_shuffles_and_sorts_once(facts: Facts) -> None:
-    plan = build_histories(facts)._jdf.queryExecution().executedPlan().toString()
-    assert [len(re.findall(rf"\b{node} [\[h]", plan)) for node in ("Exchange", "Sort", "Window")] == [1, 1, 1], plan
+def test_spark_plan_of_histories_shuffles_and_sorts_once(history: History) -> None:
+    plan = build_histories(history)._jdf.queryExecution().executedPlan().toString()
+    assert [len(re.findall(rf"\b{node} [\[h]", plan)) for node in ("Exchange", "Sort", "Window")] == [1, 1, 0], plan
 
 
-def test_spark_history_has_the_last_sample_of_each_step_only(spark: SparkSession) -> None:
+def test_spark_history_has_the_last_sample_of_each_step_only(spark: SparkSession, tmp_path: Path) -> None:
     """The queue's end grows by 1 a second; a later sample of the first step would show another rate."""
     lines = [owners_line("shop/orders", 1, 0, a="0")]
     for seconds, last in ((60, 0), (200, 5_000), (290, 290), (590, 590), (890, 890)):
         columns = {"ids": [0], "first": [0], "last": [last], "committed": [last]}
         topics = {"t": {"a": columns}}
         lines.append(journal_record("offsets", "shop/orders", iso_time(seconds), topics=topics, verdicts={}))
-    [row] = build_histories(frames(spark, lines)).collect()
+    [row] = build_histories(history_of(spark, lines, tmp_path)).collect()
     assert row["problem"] is None
     history: GroupHistory = pickle.loads(row["history"])  # noqa: S301 - written by the job
     assert history.group == history.document.group == "shop/orders"

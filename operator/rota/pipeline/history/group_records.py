@@ -48,6 +48,14 @@ class GroupRecords:
             self._add_state_time(to_time(int(at.max())))
             self.hours.update(hour_of(to_time(hour)) for hour in {*(at // MICROS_PER_HOUR * MICROS_PER_HOUR).tolist()})
 
+    def since(self, at: datetime) -> "GroupRecords":
+        """Return the records from a full hour on."""
+        later = GroupRecords(record for records in self._by_kind.values() for record in records if record.at >= at)
+        later.hours = {hour for hour in self.hours if hour >= at}
+        if self.recorded_until and self.recorded_until >= at:
+            later.recorded_until = self.recorded_until
+        return later
+
     def of_kind(self, kind: type[_Kind]) -> list[_Kind]:
         """Return the records of a kind."""
         return self._by_kind.get(kind, [])  # type: ignore[return-value]  # `add` puts each where it belongs

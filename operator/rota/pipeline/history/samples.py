@@ -63,6 +63,18 @@ class Samples(NamedTuple):
         by_sample = [column[sample:] for column in self[2:]]
         return Samples(self.at[record:], self.record[sample:] - record, *by_sample)
 
+    def keep(self, records: NDArray[np.bool_]) -> "Samples":
+        """Return some of the records, and their samples."""
+        indices = np.cumsum(records) - 1
+        is_kept = records[self.record]
+        by_sample = [column[is_kept] for column in self[2:]]
+        return Samples(self.at[records], indices[self.record[is_kept]], *by_sample)
+
+    def last_per_step(self, step: int) -> "Samples":
+        """Return the last record of each step of so many microseconds, and its samples."""
+        steps = self.at // step
+        return self.keep(np.diff(steps, append=-1) != 0)
+
     def sum_by_record(self, values: Integers | NDArray[np.bool_]) -> Integers:
         """Return the sum of values of samples for each record."""
         sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])

@@ -1,98 +1,114 @@
 """Tables of the history of groups: hourly measures, owners over time, violations.
 
-Each table is computed by one shuffle: the records of all kinds, in one frame, are brought together by group, and pure
-Python folds each group (`measures.roll_up`, `audit.audit_group`). Rows have one column of structs for each kind of
-record, which is null in the rows of other kinds. A group's samples come after its other records, in order of time, and
-batch by batch: so one group may have half of all records, or ten thousand queues.
+Python workers compute them, bucket by bucket, each by a fold in pure Python (`measures.roll_up`, `audit.audit_group`).
+Samples come in order of group and time, and batch by batch: so one group may have half of all records, or ten thousand
+queues.
 """
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, date, datetime, time
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
+from rota.pipeline.common.columns import arrow_schema
 from rota.pipeline.common.schemas import INTERVALS, ROLLUP, VIOLATIONS, table_schema
-from rota.pipeline.history.arrow_rows import GroupRows, interval_row, to_batches, violation_row
 from rota.pipeline.history.audit import audit_group
 from rota.pipeline.history.measures import roll_up
 from rota.pipeline.history.ordering import Gap, Gaps
+from rota.pipeline.history.reading.buckets import read_bucket, shuffle_records
+from rota.pipeline.history.reading.group_rows import GroupRows
+from rota.pipeline.history.reading.sample_files import SampleFiles
+from rota.pipeline.history.result_rows import interval_row, to_batches, violation_row
+from rota.pipeline.history.samples import Places
 from rota.pipeline.ingest.facts import Facts
 
 _ASSIGNMENT_KINDS = ("membership", "plan", "handover", "obeyed", "owners")
 _EVENT_KINDS = ("rebalance", "redelivered")
-_SAMPLES = {"offsets": ("topics",)}
-_COMMON_COLUMNS = ("group", "at", "date")
-# A row has either an interval or a violation.
-AUDIT = table_schema(interval=INTERVALS, violation=VIOLATIONS)
+_TIME_ONLY_KIND = "verdict"
+# A row has either measures of an hour, an interval or a violation.
+HISTORY = table_schema(measures=ROLLUP, interval=INTERVALS, violation=VIOLATIONS)
 
-GroupKey = tuple[pa.Scalar, ...]
 Batches = Iterator[pa.RecordBatch]
 
 
-def compute_rollup(facts: Facts) -> DataFrame:
+class History(NamedTuple):
+    """The records of a history, and the files of its samples, which may start earlier than those that are audited."""
+
+    facts: Facts
+    sample_files: SampleFiles
+    audited_since: date | None = None  # None: all
+
+
+class Report(StrEnum):
+    """What is computed of a history."""
+
+    ROLLUP = "rollup"
+    AUDIT = "audit"
+
+
+def compute_history(history: History, reports: Sequence[Report]) -> DataFrame:
+    """Return rows of some reports of each group (HISTORY)."""
+    fold = _Fold(history, reports)
+    rows = shuffle_records(history.facts, (*_ASSIGNMENT_KINDS, *_EVENT_KINDS), time_only=[_TIME_ONLY_KIND])
+    return rows.mapInArrow(fold.fold_bucket, HISTORY)
+
+
+def select_rollup(rows: DataFrame) -> DataFrame:
     """Return the measures of each group and hour with any record (schemas.ROLLUP)."""
-    gaps = _collect_gaps(facts)
-    schema = _arrow_schema(ROLLUP)
-
-    def roll_up_group(key: GroupKey, batches: Batches) -> Batches:
-        group = key[0].as_py()
-        rows = GroupRows(batches)
-        hours = roll_up(rows.records, gaps, rows.samples(), rows.places)
-        yield from to_batches(({"group": group, "hour": hour} | measures.to_row() for hour, measures in hours), schema)
-
-    kinds = (*_ASSIGNMENT_KINDS, *_EVENT_KINDS, "offsets", "verdict")
-    rows = collect_rows(facts, kinds, time_only=("verdict",))
-    ordered = rows.repartition("group").sortWithinPartitions("group", F.col("kind") == "offsets", "at")
-    return ordered.groupBy("group").applyInArrow(roll_up_group, ROLLUP)
+    return rows.where("measures is not null").select("measures.*")
 
 
-def compute_audit(facts: Facts) -> DataFrame:
-    """Return the owners of each queue over time, and all violations (AUDIT)."""
-    gaps = _collect_gaps(facts)
-    schema = _arrow_schema(AUDIT)
-
-    def audit_rows(key: GroupKey, batches: Batches) -> Batches:
-        group = key[0].as_py()
-        audit = audit_group(GroupRows(batches).records, gaps)
-        yield from to_batches(({"interval": interval_row(group, interval)} for interval in audit.intervals), schema)
-        yield from to_batches(({"violation": violation_row(group, found)} for found in audit.violations), schema)
-
-    kinds = (*_ASSIGNMENT_KINDS, "offsets", "verdict")
-    rows = collect_rows(facts, kinds, time_only=("offsets", "verdict"))
-    return rows.groupBy("group").applyInArrow(audit_rows, AUDIT)
-
-
-def select_intervals(audit: DataFrame) -> DataFrame:
+def select_intervals(rows: DataFrame) -> DataFrame:
     """Return the owners of each queue over time, one row per period (schemas.INTERVALS)."""
-    return audit.where("interval is not null").select("interval.*")
+    return rows.where("interval is not null").select("interval.*")
 
 
-def select_violations(audit: DataFrame) -> DataFrame:
+def select_violations(rows: DataFrame) -> DataFrame:
     """Return violations: two owners, grants without proof, queues without an owner, periods without information."""
-    return audit.where("violation is not null").select("violation.*")
+    return rows.where("violation is not null").select("violation.*")
 
 
-def collect_rows(facts: Facts, kinds: tuple[str, ...], time_only: tuple[str, ...] = ()) -> DataFrame:
-    """Return the records of some kinds in one frame, for `GroupRows`; of those in `time_only` only their times."""
-    frames: list[DataFrame] = []
-    for kind in kinds:
-        table: DataFrame = getattr(facts, kind)
-        names = _SAMPLES.get(kind) or [name for name in table.columns if name not in _COMMON_COLUMNS]
-        content = [] if kind in time_only else [F.struct(*map(F.col, names)).alias(kind)]
-        frames.append(table.select("group", F.lit(kind).alias("kind"), "at", *content))
-    return reduce(lambda rows, frame: rows.unionByName(frame, allowMissingColumns=True), frames)
+class _Fold:
+    """Computes the rows of a bucket in a Python worker."""
+
+    def __init__(self, history: History, reports: Sequence[Report]) -> None:
+        self._sample_files = history.sample_files
+        self._reports = reports
+        self._gaps = _collect_gaps(history.facts)
+        day = history.audited_since
+        self._audited_since = datetime.combine(day, time(), UTC) if day else None
+        self._audited_gaps = [gap for gap in self._gaps if not self._audited_since or gap.at >= self._audited_since]
+
+    def fold_bucket(self, records: Batches) -> Batches:
+        """Yield the rows of the groups of a bucket."""
+        groups = read_bucket(records, self._sample_files, is_time_enough=Report.ROLLUP not in self._reports)
+        yield from to_batches(self._fold_groups(groups), arrow_schema(HISTORY))
+
+    def _fold_groups(self, groups: Iterable[GroupRows]) -> Iterator[dict[str, Any]]:
+        gaps = Gaps(self._gaps)
+        audited_gaps = Gaps(self._audited_gaps)
+        for rows in groups:
+            if Report.ROLLUP in self._reports:
+                places = Places()
+                for hour, measures in roll_up(rows.records, gaps, rows.samples(places), places):
+                    yield {"measures": {"group": rows.group, "hour": hour} | measures.to_row()}
+            else:
+                rows.add_sample_times()
+            if Report.AUDIT in self._reports:
+                yield from self._audit(rows, audited_gaps)
+
+    def _audit(self, rows: GroupRows, gaps: Gaps) -> Iterator[dict[str, Any]]:
+        records = rows.records.since(self._audited_since) if self._audited_since else rows.records
+        audit = audit_group(records, gaps)
+        for interval in audit.intervals:
+            yield {"interval": interval_row(rows.group, interval)}
+        for violation in audit.violations:
+            yield {"violation": violation_row(rows.group, violation)}
 
 
-def _collect_gaps(facts: Facts) -> Gaps:
+def _collect_gaps(facts: Facts) -> list[Gap]:
     """Return all gaps, which are few: each group needs them all."""
-    rows = facts.gap.select("since", "at").toArrow().to_pylist()
-    return Gaps(Gap(row["since"], row["at"]) for row in rows)
-
-
-def _arrow_schema(schema: StructType) -> pa.Schema:
-    arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    return arrow_schema
+    return [Gap(row["since"], row["at"]) for row in facts.gap.select("since", "at").toArrow().to_pylist()]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
+from deltalake.fs import DeltaStorageHandler
 
 from rota.object_store import FOLDER_SCHEME, StoreError, parse_location
 from rota.object_store.bucket_errors import explain_error
@@ -55,6 +56,14 @@ def native_filesystem(uri: str) -> pa_fs.FileSystem | None:
     location = parse_location(uri)
     is_folder = location.scheme == FOLDER_SCHEME
     return pa_fs.SubTreeFileSystem(location.path, pa_fs.LocalFileSystem()) if is_folder else None
+
+
+def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
+    """Return a folder or prefix as a file system of pyarrow, configured by the same variables.
+
+    Files with a known size by path are opened without a request, in which deltalake would block all threads.
+    """
+    return pa_fs.PyFileSystem(DeltaStorageHandler(uri, storage_options(uri), sizes))
 
 
 @contextmanager

@@ -6,23 +6,24 @@ Both steps run in Python workers, one group at a time; nothing is collected in t
 """
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, StructField, StructType
 
 from rota.pipeline.common.columns import arrow_schema
 from rota.pipeline.common.schemas import COUNT, RECORDED_POLICY, RESULTS, SERIES, TEXT, table_schema
-from rota.pipeline.history.arrow_rows import GroupRows
-from rota.pipeline.history.samples import Samples, concatenate
-from rota.pipeline.history.tables import collect_rows
-from rota.pipeline.ingest.facts import Facts
+from rota.pipeline.history.reading.buckets import read_bucket, shuffle_records
+from rota.pipeline.history.reading.group_rows import GroupRows
+from rota.pipeline.history.reading.sample_files import SampleFiles
+from rota.pipeline.history.samples import MICROSECONDS, Places, Samples, concatenate
+from rota.pipeline.history.tables import History
 from rota.pipeline.replay.group_history import REPLAYED_KINDS, STEP_SECONDS, GroupHistory, build_history, sort_facts
 from rota.pipeline.replay.policy_replay import replay_policies
 from rota.spec import PolicySpec
@@ -37,6 +38,8 @@ _HISTORIES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=
 _SERIES_POINT = StructType([field for field in SERIES.fields if field.name not in {"group", "policy"}])
 _RUNS = StructType([*RESULTS.fields, StructField("series", ArrayType(_SERIES_POINT))])
 _NO_SAMPLES = Samples(*[np.zeros(0, np.int64)] * len(Samples._fields))
+
+_STEP_MICROSECONDS = int(STEP_SECONDS) * MICROSECONDS
 
 TriedPolicies = Mapping[str, PolicySpec | None]  # by name; None: the recorded policies
 
@@ -53,42 +56,36 @@ def persist_on_disk(rows: DataFrame) -> DataFrame:
     return rows.persist(StorageLevel.DISK_ONLY)
 
 
-def build_histories(facts: Facts) -> DataFrame:
+def build_histories(history: History) -> DataFrame:
     """Return each group's history, pickled, or the problem that prevents it."""
-    rows = _last_sample_per_step(collect_rows(facts, (*REPLAYED_KINDS, "offsets")))
-    return rows.groupBy("group").applyInArrow(_build_history_row, _HISTORIES)
+    rows = shuffle_records(history.facts, [*REPLAYED_KINDS])
+    return rows.mapInArrow(partial(_build_history_rows, sample_files=history.sample_files), _HISTORIES)
 
 
-def _last_sample_per_step(rows: DataFrame) -> DataFrame:
-    """Sort each group's rows as `GroupRows` needs them, and keep of its samples only the last of each step.
-
-    The others change nothing, since rates are constant within a step; Python would have to read them all the same.
-    """
-    numbered = rows.withColumn("is_sample", F.col("kind") == "offsets").withColumn(
-        "step", F.floor(F.unix_timestamp("at") / STEP_SECONDS)
-    )
-    order = Window.partitionBy("group").orderBy("is_sample", "at")
-    next_step = F.lead("step").over(order)  # samples come last, so a sample's next row is a sample, or missing
-    is_last = ~F.col("step").eqNullSafe(F.col("next_step"))
-    return numbered.withColumn("next_step", next_step).where(~F.col("is_sample") | is_last).select(*rows.columns)
+def _build_history_rows(records: Iterator[pa.RecordBatch], *, sample_files: SampleFiles) -> Iterator[pa.RecordBatch]:
+    """Yield a row for each group of a bucket."""
+    for rows in read_bucket(records, sample_files):
+        yield pa.RecordBatch.from_pylist([_build_history_row(rows)], schema=arrow_schema(_HISTORIES))
 
 
-def _build_history_row(key: tuple[pa.Scalar, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the row with a group's history or problem."""
-    rows = GroupRows(batches)
-    samples = list(rows.samples())
-    row: dict[str, Any] = {"group": key[0].as_py(), "size": 0}
+def _build_history_row(rows: GroupRows) -> dict[str, Any]:
+    """Return the row with a group's history or problem."""
+    places = Places()
+    samples = _last_sample_per_step(rows.samples(places))
+    row: dict[str, Any] = {"group": rows.group, "size": 0}
     try:
-        history = build_history(
-            row["group"],
-            sort_facts(rows.records.of_kinds(REPLAYED_KINDS.values())),
-            concatenate(samples) if samples else _NO_SAMPLES,
-            rows.places,
-        )
+        records = sort_facts(rows.records.of_kinds(REPLAYED_KINDS.values()))
+        history = build_history(rows.group, records, samples, places)
         row |= {"size": history_size(history), "history": pickle.dumps(history)}
     except ValueError as error:
         row["problem"] = str(error)
-    yield pa.RecordBatch.from_pylist([row], schema=arrow_schema(_HISTORIES))
+    return row
+
+
+def _last_sample_per_step(parts: Iterable[Samples]) -> Samples:
+    """Return only the last sample of each step: the others change nothing, since rates are constant within a step."""
+    kept = [part.last_per_step(_STEP_MICROSECONDS) for part in parts]  # each fits in memory, but not all of them
+    return concatenate(kept).last_per_step(_STEP_MICROSECONDS) if kept else _NO_SAMPLES
 
 
 def history_size(history: GroupHistory) -> int:

@@ -1,6 +1,7 @@
 """`rota pipeline rollup` and `timeline`: their marts, and what they print."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,13 @@ from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
 from rota.pipeline.history.audit import OPERATOR_ERRORS
-from rota.pipeline.history.tables import compute_audit, compute_rollup, select_intervals, select_violations
+from rota.pipeline.history.tables import (
+    Report,
+    compute_history,
+    select_intervals,
+    select_rollup,
+    select_violations,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -25,17 +32,27 @@ def rollup(
     spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
     """Write the hourly metrics of each group, and print them."""
-    written = write_rollup(spark, progress, opened, days)
+    written = write_rollup(progress, read_reports(spark, progress, opened, days, [Report.ROLLUP]), opened, days)
     opened.publish()
     _print_rollup(_collect_rows(written.drop("date").orderBy("group", "hour")), output)
 
 
-def write_rollup(spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None) -> "DataFrame":
-    """Write the mart rollup, or only its last days, and return the rows of these days."""
+def read_reports(
+    spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None, reports: Sequence[Report]
+) -> "DataFrame":
+    """Return the rows of reports on the history's last days; a rollup may have earlier hours, too."""
     progress("reading the history")
-    since = opened.first_day(days)
+    first_day = opened.first_day(days)
     # Include the day before: it shows the owners at the start of the first hour.
-    frame = compute_rollup(opened.read_history(spark, since - timedelta(days=1) if since else None))
+    since = first_day - timedelta(days=1) if first_day and Report.ROLLUP in reports else first_day
+    history = opened.read_history(spark, since)._replace(audited_since=first_day)
+    return compute_history(history, reports)
+
+
+def write_rollup(progress: Progress, reports: "DataFrame", opened: OpenedLake, days: int | None) -> "DataFrame":
+    """Write the mart rollup, or only its last days, and return the rows of these days."""
+    since = opened.first_day(days)
+    frame = select_rollup(reports)
     if since:
         frame = frame.where(col("hour") >= lit(since))
     progress("rolling up, and writing")
@@ -55,29 +72,27 @@ def timeline(
     spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
     """Write all intervals and violations of ownership, print the latter, and exit with 1 if the operator was wrong."""
-    found_violations = write_audit(spark, progress, opened, days)
+    violations = write_audit(progress, read_reports(spark, progress, opened, days, [Report.AUDIT]).persist(), opened)
     opened.publish()
     worst = col("kind").isin(*OPERATOR_ERRORS)
-    rows = _collect_rows(found_violations.orderBy(worst.desc(), "group", "since", "topic", "broker", "queue"))
+    rows = _collect_rows(violations.orderBy(worst.desc(), "group", "since", "topic", "broker", "queue"))
     if rows is None:
         _refuse_rows("marts/violations", output)
     else:
         print_value(rows, output, lambda: print_table(rows) if rows else print_line("No violations of queue ownership"))
     if rows is None:
-        is_wrong = found_violations.where(worst).limit(1).count() > 0
+        is_wrong = violations.where(worst).limit(1).count() > 0
     else:
         is_wrong = any(row["kind"] in OPERATOR_ERRORS for row in rows)
     if is_wrong:
         raise click.exceptions.Exit(1)
 
 
-def write_audit(spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None) -> "DataFrame":
-    """Write the marts intervals and violations, and return the latter."""
-    progress("reading the history")
-    audit = compute_audit(opened.read_history(spark, opened.first_day(days))).persist()
+def write_audit(progress: Progress, reports: "DataFrame", opened: OpenedLake) -> "DataFrame":
+    """Write the marts intervals and violations from reports, which are read twice, and return the latter."""
     progress("computing owners, and writing")
-    opened.write("marts/intervals", select_intervals(audit))
-    return opened.write("marts/violations", select_violations(audit))
+    opened.write("marts/intervals", select_intervals(reports))
+    return opened.write("marts/violations", select_violations(reports))
 
 
 def _refuse_rows(table: str, output: str) -> None:

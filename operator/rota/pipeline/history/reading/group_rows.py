@@ -1,11 +1,12 @@
-"""Records and samples of one group from Arrow's columns, and the rows of its results in Arrow.
+"""Records and samples of one group after the other, from Arrow's columns.
 
-`rota.pipeline.history.tables` describes the rows: one column of structs for each kind of record, filled in its rows.
+`rota.pipeline.history.tables` describes the rows of records: one column of structs for each kind, filled in its rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice, pairwise
-from typing import Any
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,63 +14,95 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rota import lag_columns
-from rota.model import Queue
-from rota.pipeline.history.audit import Interval, Violation
 from rota.pipeline.history.group_records import GroupRecords
 from rota.pipeline.history.samples import Integers, Place, Places, Samples
 from rota.records import KINDS, RECORD_SCHEMA, Fact
 
-MAX_PART_SAMPLES = 250_000  # samples of queues that are flattened at once
-MAX_BATCH_ROWS = 10_000
 _FACTS: Mapping[str, type[Fact]] = {str(kind.__struct_config__.tag): kind for kind in KINDS if issubclass(kind, Fact)}
-_OFFSETS = "offsets"
 
 
-class GroupRows:
-    """The rows of one group, in batches: all records, and then, in order of time, the samples.
+class GroupRows(NamedTuple):
+    """A group's records, and its rows of offsets, in order of time and batch by batch, which are read once."""
 
-    Memory holds the records and one batch of samples.
-    """
+    group: str
+    records: GroupRecords
+    offsets: Iterator[pa.RecordBatch]
 
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self.records = GroupRecords()
-        self.places = Places()
-        self._batches = iter(batches)
-        self._first_samples: list[pa.RecordBatch] = []
-        for batch in self._batches:
-            count = _count_records(batch)
-            _add_records(batch.slice(0, count), self.records)
-            if count < batch.num_rows:
-                self._first_samples.append(batch.slice(count))
-                break
-
-    def samples(self) -> Iterator[Samples]:
+    def samples(self, places: Places) -> Iterator[Samples]:
         """Yield the samples, in parts that fit in memory."""
-        while self._first_samples:
-            yield from _read_samples(self._first_samples.pop(), self.places)
-        for batch in self._batches:
-            yield from _read_samples(batch, self.places)
+        for batch in self.offsets:
+            yield _read_samples(batch, places)
+
+    def add_sample_times(self) -> None:
+        """Add the times of all samples to the records."""
+        for batch in self.offsets:
+            self.records.add_state_times(_to_micros(batch.column("at")))
 
 
-def _count_records(batch: pa.RecordBatch) -> int:
-    """Return the number of rows before the first sample."""
-    if _OFFSETS not in batch.schema.names:
-        return int(batch.num_rows)
-    return int(batch.num_rows - pc.sum(pc.equal(batch.column("kind"), _OFFSETS)).as_py())
+def read_groups(records: Iterable[pa.RecordBatch], offsets: Iterable[pa.RecordBatch]) -> Iterator[GroupRows]:
+    """Yield the groups of records and of offsets, both of which are in order of the group."""
+    recorded_groups = _read_records(records)
+    sampled_groups = _split_offsets(offsets)
+    recorded = next(recorded_groups, None)
+    sampled = next(sampled_groups, None)
+    while recorded or sampled:
+        if recorded and sampled and recorded.group == sampled.group:
+            yield recorded._replace(offsets=sampled.offsets)
+            recorded = next(recorded_groups, None)
+            sampled = next(sampled_groups, None)
+        elif recorded and (sampled is None or recorded.group < sampled.group):
+            yield recorded
+            recorded = next(recorded_groups, None)
+        elif sampled:
+            yield sampled
+            sampled = next(sampled_groups, None)
 
 
-def _add_records(rows: pa.RecordBatch, records: GroupRecords) -> None:
-    """Add the records of some rows; of kinds without a column only the times."""
+def _read_records(batches: Iterable[pa.RecordBatch]) -> Iterator[GroupRows]:
+    """Yield the records of each group; memory holds those of the groups of one batch."""
+    by_group: dict[str, GroupRecords] = {}
+    for batch in batches:
+        for group in pc.unique(batch.column("group")).to_pylist():
+            by_group.setdefault(group, GroupRecords())
+        _add_records(batch, by_group)
+        for group in list(by_group)[:-1]:  # the next batch may have more records of the last group
+            yield GroupRows(group, by_group.pop(group), iter(()))
+    for group, records in by_group.items():
+        yield GroupRows(group, records, iter(()))
+
+
+def _split_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[GroupRows]:
+    """Yield the rows of offsets of each group, which have to be read before the next group."""
+    for group, parts in groupby(_group_parts(batches), key=itemgetter(0)):
+        yield GroupRows(group, GroupRecords(), map(itemgetter(1), parts))
+
+
+def _group_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield each batch's rows of one group after the other."""
+    for batch in batches:
+        groups = pc.run_end_encode(batch.column("group"))
+        begin = 0
+        for group, end in zip(groups.values.to_pylist(), groups.run_ends.to_pylist(), strict=True):
+            yield group, batch.slice(begin, end - begin)
+            begin = end
+
+
+def _add_records(rows: pa.RecordBatch, by_group: Mapping[str, GroupRecords]) -> None:
+    """Add the records of some rows to their groups; of kinds without a column only the times."""
     kinds = rows.column("kind").dictionary_encode()
     for code, kind in enumerate(kinds.dictionary.to_pylist()):
         chosen = rows.filter(pc.equal(kinds.indices, code))
-        times = chosen.column("at")
         if kind in rows.schema.names:
-            structs = _to_values(chosen.column(kind))
-            for at, fields in zip(times.to_pylist(), structs, strict=True):
-                records.add(_to_fact(_FACTS[kind], fields | {"at": at}))
+            columns = (
+                chosen.column("group").to_pylist(),
+                chosen.column("at").to_pylist(),
+                _to_values(chosen.column(kind)),
+            )
+            for group, at, fields in zip(*columns, strict=True):
+                by_group[group].add(_to_fact(_FACTS[kind], fields | {"at": at}))
         else:
-            records.add_state_times(_to_micros(times))
+            for group, part in _group_parts([chosen]):
+                by_group[group].add_state_times(_to_micros(part.column("at")))
 
 
 def _to_values(column: Any) -> list[Any]:
@@ -106,15 +139,10 @@ def _to_micros(times: Any) -> Integers:
     return np.asarray(times.cast(pa.int64())).astype(np.int64)
 
 
-def _read_samples(rows: pa.RecordBatch, places: Places) -> Iterator[Samples]:
-    """Yield the samples of a batch's rows of `offsets`, in parts that fit in memory."""
-    topics = rows.column(_OFFSETS).field("topics")
-    count = len(topics.items.items.field("ids").values)
-    step = max(1, rows.num_rows * MAX_PART_SAMPLES // max(count, 1))
-    for start in range(0, rows.num_rows, step):
-        # `take` copies the rows: nested lists of a slice would start at an offset in shared buffers.
-        indices = pa.array(np.arange(start, min(start + step, rows.num_rows)))
-        yield _flatten(rows.column("at").take(indices), topics.take(indices), places)
+def _read_samples(rows: pa.RecordBatch, places: Places) -> Samples:
+    # `take` copies the rows: nested lists of a slice would start at an offset in shared buffers.
+    indices = pa.array(np.arange(rows.num_rows))
+    return _flatten(rows.column("at").take(indices), rows.column("topics").take(indices), places)
 
 
 def _flatten(times: Any, topic_entries: Any, places: Places) -> Samples:
@@ -143,31 +171,8 @@ def _encode_places(topics: Any, brokers: Any, places: Places) -> Integers:
     broker_count = len(broker.dictionary)
     pairs = np.asarray(topic.indices).astype(np.int64) * broker_count + np.asarray(broker.indices)
     distinct, index = np.unique(pairs, return_inverse=True)
-    codes = [
-        places.encode(
-            Place(topic.dictionary[pair // broker_count].as_py(), broker.dictionary[pair % broker_count].as_py())
-        )
-        for pair in distinct.tolist()
-    ]
+    codes: list[int] = []
+    for pair in distinct.tolist():
+        place = Place(topic.dictionary[pair // broker_count].as_py(), broker.dictionary[pair % broker_count].as_py())
+        codes.append(places.encode(place))
     return np.array(codes, np.int64)[index]
-
-
-def to_batches(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches."""
-    remaining = iter(rows)
-    while batch := list(islice(remaining, MAX_BATCH_ROWS)):
-        yield pa.RecordBatch.from_pylist(batch, schema=schema)
-
-
-def interval_row(group: str, interval: Interval) -> dict[str, Any]:
-    """Return an interval by the names of schemas.INTERVALS."""
-    return interval._asdict() | _queue_fields(group, interval.queue)
-
-
-def violation_row(group: str, violation: Violation) -> dict[str, Any]:
-    """Return a violation by the names of schemas.VIOLATIONS."""
-    return violation._asdict() | _queue_fields(group, violation.queue)
-
-
-def _queue_fields(group: str, queue: Queue) -> dict[str, Any]:
-    return {"group": group, "topic": queue.topic, "broker": queue.broker, "queue": queue.id}

@@ -1,0 +1,113 @@
+"""Files of `lake/offsets` by bucket, which pyarrow reads in Python workers.
+
+Samples are nearly all data of a lake. Spark would turn their nested columns into rows, shuffle and sort these, and turn
+them into Arrow's columns again, which takes several times as long as all other steps of a rollup together.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+
+from rota.object_store import StoreError
+from rota.pipeline.history.reading.sorted_rows import (
+    MAX_RUNS,
+    Batches,
+    RunFolder,
+    is_sorted,
+    merge_runs,
+    sort_rows,
+)
+from rota.pipeline.lake.snapshots import LakeSnapshot
+from rota.pipeline.lake.storage import native_filesystem, open_filesystem, storage_errors
+from rota.pipeline.lake.tables import RECORD_TABLES, Lake
+
+KEY_COLUMNS = ("group", "at")
+MAX_BUFFERED_SAMPLES = 500_000  # of queues, in the batches of all runs that are merged
+MAX_SORTED_SAMPLES = 2_000_000  # in the part of an unsorted file that is sorted
+_MAX_BATCH_SAMPLES = 250_000
+_MAX_BATCH_ROWS = 65_536
+_READ_BUFFER_BYTES = 512 * 1024  # of each column of a file that is read
+
+
+@dataclass(frozen=True)
+class SampleFiles:
+    """Files of offsets: for each bucket, sizes by path below `uri`."""
+
+    uri: str
+    sizes_by_bucket: dict[int, dict[str, int]]
+
+    def read(self, bucket: int, columns: Sequence[str]) -> Batches:
+        """Yield the rows of a bucket in order of group and time; columns are the keys, and maybe `topics`."""
+        sizes = self.sizes_by_bucket.get(bucket, {})
+        filesystem = native_filesystem(self.uri) or open_filesystem(self.uri, sizes)
+        max_samples = min(_MAX_BATCH_SAMPLES, MAX_BUFFERED_SAMPLES // max(min(len(sizes), MAX_RUNS), 1)) or 1
+        with RunFolder() as folder:
+            runs: list[Batches] = []
+            for path in sorted(sizes):
+                file = _OffsetsFile(self.uri, path, filesystem)
+                if is_sorted(file.read(KEY_COLUMNS, MAX_SORTED_SAMPLES)):
+                    runs.append(file.read(columns, max_samples))
+                else:
+                    parts = map(sort_rows, file.read(columns, MAX_SORTED_SAMPLES))
+                    runs.extend(folder.write(_split(part, MAX_SORTED_SAMPLES // max_samples)) for part in parts)
+            yield from merge_runs(runs, folder)
+
+
+def list_sample_files(lake: Lake, snapshot: LakeSnapshot, since: date | None = None) -> SampleFiles:
+    """Return the files of a snapshot, or those of the day `since` and later days."""
+    table = lake.table(RECORD_TABLES["offsets"].name)
+    sizes_by_bucket: dict[int, dict[str, int]] = {}
+    for file in table.files(snapshot.version(table.name), since):
+        bucket = int(file.partition["bucket"] or 0)
+        sizes_by_bucket.setdefault(bucket, {})[file.path] = file.size_bytes
+    return SampleFiles(table.uri, sizes_by_bucket)
+
+
+def _split(rows: pa.RecordBatch, parts: int) -> Batches:
+    step = -(-rows.num_rows // parts)
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
+
+
+class _OffsetsFile:
+    """A file of offsets."""
+
+    def __init__(self, uri: str, path: str, filesystem: pa_fs.FileSystem) -> None:
+        self._uri = uri
+        self._path = path
+        self._filesystem = filesystem
+
+    def read(self, columns: Sequence[str], max_samples: int) -> Batches:
+        """Yield the rows in the file's order, in batches of about so many samples of queues."""
+        with self._errors():
+            file = pq.ParquetFile(
+                self._path, filesystem=self._filesystem, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False
+            )
+        with file, self._errors():
+            batch_rows = file.metadata.num_rows * max_samples // max(_count_samples(file.metadata), 1)
+            batch_size = max(1, min(_MAX_BATCH_ROWS, batch_rows))
+            yield from file.iter_batches(batch_size, columns=list(columns), use_threads=False)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn the errors of a file into sentences for users, which leave a Python worker as StoreError only."""
+        try:
+            with storage_errors(self._uri):
+                yield
+        except (FileNotFoundError, pa.ArrowInvalid) as error:
+            remedy = "the file is damaged or missing; read an older snapshot, or recreate the lake"
+            raise StoreError(f"{self._uri}/{self._path} cannot be read: {remedy}") from error
+
+
+def _count_samples(metadata: pq.FileMetaData) -> int:
+    """Return the number of samples of queues: lists of them are the longest columns."""
+    count = 0
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        count += max(group.column(column).num_values for column in range(metadata.num_columns))
+    return count
