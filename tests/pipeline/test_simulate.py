@@ -10,11 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from pipeline.frames import history_of
 from pipeline.journal_lines import iso_time, owners_line
 from pipeline.lake_folders import history_of_lake, ingest, write_segment
 from rota.object_store import open_store
 from rota.object_store.segments import parse_segment
 from rota.pipeline.common.schemas import RESULTS, SERIES
+from rota.pipeline.history.tables import History
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import compute_costs
 from rota.pipeline.replay.group_history import GroupHistory
@@ -189,7 +191,7 @@ def test_spark_plan_of_a_simulation_has_no_single_partition_and_no_broadcast(sim
 
 def test_spark_plan_of_histories_shuffles_and_sorts_once(history: History) -> None:
     plan = build_histories(history)._jdf.queryExecution().executedPlan().toString()
-    assert [len(re.findall(rf"\b{node} [\[h]", plan)) for node in ("Exchange", "Sort", "Window")] == [1, 1, 0], plan
+    assert [len(re.findall(rf"\b{node} [\[hs]", plan)) for node in ("Exchange", "Sort", "Window")] == [1, 1, 0], plan
 
 
 def test_spark_history_has_the_last_sample_of_each_step_only(spark: SparkSession, tmp_path: Path) -> None:
