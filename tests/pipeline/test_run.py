@@ -14,11 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from pipeline.lake_folders import DAY, verdict_line, write_file, write_segment
+from pipeline.test_backtest import fleet
 from rota.cli import main
 from rota.cli.commands.pipeline import rollup
 from rota.cli.commands.pipeline.run.metrics import METRICS, MetricsOutput
 from rota.cli.commands.pipeline.run.summary import RunSummary
 from rota.pipeline.lake.tables import Lake
+from rota.pipeline.recommend.backtest import summarize
 from rota.records import journal_record
 
 STEADY = "kind: RebalancePolicy\nmetadata: {name: steady}\nspec: {strategy: Sticky}\n"
@@ -110,7 +112,11 @@ def test_pipeline_run_writes_all_marts_and_summarizes_them_in_values_and_metrics
     assert summary["found"]["violations"].keys() == {"TwoOwners", "Unproved", "Unowned", "Unknown"}
     assert (summary["found"]["gaps"], summary["found"]["recommended_changes"] in range(GROUPS + 1)) == (0, True)
     assert tables_of(lake).keys() >= {f"marts/{name}" for name in ("rollup", "intervals", "results", "chosen")}
-    assert (tmp_path / "advice" / "report.html").exists()
+    assert Path(summary["report"]) == tmp_path / "advice" / "report.html"
+    assert Path(summary["report"]).exists()
+    tested = summary["found"]["backtest"]
+    assert tested["groups"] + tested["untested"] == GROUPS
+    assert tested["best"] <= min(tested["recorded"], tested["advised"])
 
     values = samples(file.read_text())
     assert {name for name, *_ in values} == {metric.name for metric in METRICS}
@@ -210,3 +216,14 @@ def test_pipeline_run_whose_metrics_cannot_be_written_still_succeeds(
         "the metrics were not pushed",
     ]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_pipeline_run_prints_the_result_of_the_backtest_and_where_the_report_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    summary = RunSummary("lake", recommended_changes=3, backtest=summarize(fleet(), ["steady", "even"]))
+    summary.report = "advice/report.html"
+    summary.print_text()
+    printed = capsys.readouterr().out
+    assert "cost 15 % less than no change; 2 of 3 advised changes would have been wrong\n" in printed
+    assert "The report is advice/report.html\n" in printed

@@ -51,7 +51,7 @@ def _compare_with_recorded(line: BacktestLine, summary: BacktestSummary) -> str:
 def describe_backtest(summary: BacktestSummary) -> list[str]:
     """Return sentences: how much was tested on which histories, what advice saved, and how often it was wrong."""
     if not summary.groups:
-        return [f"No advice could be tested: {_describe_untested(summary)}."]
+        return [f"{describe_result(summary)}."]
     length = format_duration(summary.longest * 3600)
     sentences = [
         (
@@ -70,12 +70,20 @@ def describe_backtest(summary: BacktestSummary) -> list[str]:
 
 
 def describe_result(summary: BacktestSummary) -> str:
-    """Return the result in one sentence, without a full stop; some group was tested."""
+    """Return the result in one sentence, without a full stop."""
+    if not summary.groups:
+        return f"No advice could be tested: {_describe_untested(summary)}"
     change = compare_cost(summary.recorded, summary.advised, "no change")
     wrong = "no group was advised to change"
     if summary.changes:
         wrong = f"{summary.wrong:,} of {format_count(summary.changes, 'advised change')} would have been wrong"
     return _plain(f"In the second half of each history, advice from the first half cost {change}; {wrong}")
+
+
+def backtest_value(summary: BacktestSummary) -> dict[str, float]:
+    """Return the result for programs; costs are points a day."""
+    names = ("groups", "untested", "changes", "wrong", "recorded", "advised", "best")
+    return {name: getattr(summary, name) for name in names}
 
 
 def _describe_regret(summary: BacktestSummary) -> str:

@@ -1,6 +1,7 @@
 """The steps of a run: ingest, then rollup, audit and recommendation of the snapshot that follows the ingest."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from rota.pipeline.history.tables import Report
 from rota.pipeline.ingest.batch import ingest_journal
 from rota.pipeline.ingest.rows import QUARANTINE_KIND
 from rota.pipeline.lake.tables import Lake
+from rota.pipeline.report.outputs import REPORT_FILE
 from rota.spec import PolicySpec
 
 if TYPE_CHECKING:
@@ -75,6 +77,8 @@ class PipelineRun:
                 self._progress, histories, simulation, policies, opened=opened, earlier=earlier, **options
             )
             self.summary.recommended_changes = findings.scope.changing
+            self.summary.backtest = findings.backtest
+            self.summary.report = str(Path(options["to"]) / REPORT_FILE)
             self._publish(opened)
 
     def _publish(self, opened: OpenedLake) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table
 from rota.pipeline.history.audit import OPERATOR_ERRORS, ViolationKind
+from rota.pipeline.recommend.backtest import BacktestSummary
+from rota.pipeline.report.backtest_section import backtest_value, describe_result
 from rota.sentences import pluralize
 
 SECONDS_DECIMALS = 1
@@ -28,6 +30,8 @@ class RunSummary:
     gaps: int = 0
     quarantined_lines: int = 0
     recommended_changes: int | None = None  # None: no policies were simulated
+    report: str | None = None  # path of the report; None as above
+    backtest: BacktestSummary | None = None  # None: no advice was tested
 
     @property
     def operator_errors(self) -> int:
@@ -58,7 +62,9 @@ class RunSummary:
                 "gaps": self.gaps,
                 "quarantined_lines": self.quarantined_lines,
                 "recommended_changes": self.recommended_changes,
+                "backtest": None if self.backtest is None else backtest_value(self.backtest),
             },
+            "report": self.report,
         }
 
     def print_text(self) -> None:
@@ -71,4 +77,8 @@ class RunSummary:
         print_line(f"Violations of queue ownership: {kinds or 'none'}")
         if self.recommended_changes is not None:
             print_line(f"Groups for which another policy is recommended: {self.recommended_changes}")
+        if self.backtest is not None:
+            print_line(describe_result(self.backtest))
+        if self.report is not None:
+            print_line(f"The report is {self.report}")
         print_line(f"The newest snapshot of {self.lake} is {self.published_snapshot}")
