@@ -320,13 +320,14 @@ def _groups_table(data: Findings) -> Iterator[str]:
     card_count = len(data.plotted_groups)  # the first groups of the table have cards
     rows = [_group_row(data, row, place, has_card=place <= card_count) for place, row in enumerate(data.groups, 1)]
     yield render_table("Groups, those that save most first; costs are points a day", head, rows)
-    columns = ("group", "strategy", "use", "change", "best", "cost_now", "cost_then", "gain")
+    columns = ("group", "strategy", "use", "change", "best", "cost_now", "cost_then", "gain", "evidence")
     yield render_download("groups", columns, [[row[name] for name in columns] for row in data.groups])
     if (remaining := data.scope.groups - len(data.groups)) > 0:
         more = max(data.scope.changing - MAX_LISTED_GROUPS, 0)
         yield (
-            f"<p>And {format_count(remaining, 'more group')}, {more:,} of which would benefit. The folder chosen/ next "
-            "to this file has all groups, and policies/ the command for each group that benefits.</p>"
+            f"<p>And {format_count(remaining, 'more group')}, {more:,} of which would benefit. The table "
+            "marts/chosen of the lake has all groups; the folder policies/ next to this report has the command for "
+            "each group that benefits.</p>"
         )
 
 
