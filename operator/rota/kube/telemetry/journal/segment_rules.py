@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -25,10 +25,11 @@ class _LineFields(msgspec.Struct):
 
     at: str = ""
     since: str = ""  # of a gap
-    missing: int | None = None  # of a gap
+    missing: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of a gap
 
 
 _decode = msgspec.json.Decoder(_LineFields).decode
+_NO_FIELDS = _LineFields()
 
 
 class OpenSegment(NamedTuple):
@@ -112,22 +113,23 @@ def whole_lines(data: bytes) -> bytes:
 
 def first_time(lines: bytes) -> str:
     """Return the time of the first line; empty: it has none."""
+    return _decode_fields(lines.partition(b"\n")[0]).at
+
+
+def _decode_fields(line: bytes) -> _LineFields:
     try:
-        return _decode(lines.partition(b"\n")[0]).at
-    except ValueError:
-        return ""
+        return _decode(line)
+    except (ValueError, RecursionError):  # not of an operator
+        return _NO_FIELDS
 
 
 def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
-    """Return the records that are lost with a segment of these lines: a `gap` counts as the records that it reports.
-
-    Raise ValueError if one of the lines is damaged.
-    """
+    """Return the records that are lost with a segment of these lines: a `gap` counts as the records that it reports."""
     own = count_missing(segment, lines)
     reported = 0
     times = [segment.since] if segment.since else []
     for line in lines.splitlines():
-        fields = _decode(line) if _GAP in line or not times else _LineFields()
+        fields = _decode_fields(line) if _GAP in line or not times else _NO_FIELDS
         if fields.missing is None:
             own += 1
         else:

@@ -176,7 +176,7 @@ class Spool:
     def _discard(self, segment: ClosedSegment) -> LostRecords:
         try:
             lost = count_lost(segment, self.read(segment))
-        except (OSError, ValueError):  # a damaged or missing file
+        except OSError:  # a missing or unreadable file
             lost = LostRecords(segment.records or 1, segment.earliest)
         self.remove(segment)
         return lost

@@ -166,7 +166,9 @@ def test_journal_segment_is_kept_while_the_process_has_no_file_descriptors(
     assert shipping.lines == [a_line(1)]
 
 
-@pytest.mark.parametrize("content", [b"{damaged\n", b"123\n", b'{"kind":"gap","missing":"41"}\n', b'{"at":5}\n'])
+@pytest.mark.parametrize(
+    "content", [b"{damaged\n", b"123\n", b'{"kind":"gap","missing":"41"}\n', 100_000 * b"[" + b"\n"]
+)
 def test_journal_damaged_segment_of_an_ended_process_is_lost_since_its_hour(tmp_path: Path, content: bytes) -> None:
     shipping = Shipping(tmp_path, max_bytes=100)
     ended = shipping.spool()
