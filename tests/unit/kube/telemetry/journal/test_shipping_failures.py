@@ -167,7 +167,9 @@ def test_journal_segment_is_kept_while_the_process_has_no_file_descriptors(
 
 
 @pytest.mark.parametrize(
-    "content", [b"{damaged\n", b"123\n", b'{"kind":"gap","missing":"41"}\n', 100_000 * b"[" + b"\n"]
+    "content",
+    [b"{damaged\n", b"123\n", b'{"kind":"gap","missing":"41"}\n', 100_000 * b"[" + b"\n"],
+    ids=["no JSON", "no object", "no number", "nested"],
 )
 def test_journal_damaged_segment_of_an_ended_process_is_lost_since_its_hour(tmp_path: Path, content: bytes) -> None:
     shipping = Shipping(tmp_path, max_bytes=100)
