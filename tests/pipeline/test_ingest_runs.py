@@ -265,3 +265,73 @@ def test_ingest_by_tasks_of_spark_takes_lines_that_several_tasks_have_once(
     assert ingest(spark, tmp_path).rows["verdict"] == 2
     assert reasons(tmp_path) == ["R1", "R2", "R3", "R4", "R5"]
     assert len(table_rows(tmp_path, "quarantine")) == 1
+
+
+def start_no_spark() -> SparkSession:
+    raise AssertionError("a small run needs no Spark")
+
+
+def test_ingest_of_few_segments_needs_no_spark_though_they_have_ingested_lines(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    journal = open_store(str(tmp_path / "journal"))
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), b"torn\n")
+    write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(1), verdict_line(2), b"torn\n")
+    assert batch.ingest_journal(start_no_spark, lake, journal).rows["verdict"] == 2
+    write_segment(tmp_path, "08-c.jsonl.gz", verdict_line(2), verdict_line(3, group="shop/carts"), b"torn\n")
+    rows = batch.ingest_journal(start_no_spark, lake, journal).rows
+    assert (rows["verdict"], rows["quarantine"]) == (1, 0)
+    assert reasons(tmp_path) == ["R1", "R2", "R3"]
+    assert len(table_rows(tmp_path, "quarantine")) == 1
+
+
+@pytest.mark.parametrize("small_table_rows", [0, 10])
+def test_ingest_compares_rows_with_those_of_the_table_by_spark_or_without(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_table_rows: int
+) -> None:
+    monkeypatch.setattr(batch, "SMALL_TABLE_ROWS", small_table_rows)
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(2), verdict_line(4))
+    ingest(spark, tmp_path)
+    write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(2), verdict_line(3), verdict_line(4))
+    assert ingest(spark, tmp_path).rows["verdict"] == 1
+    assert reasons(tmp_path) == ["R1", "R2", "R3", "R4"]
+
+
+def test_ingest_reads_a_segment_once_so_that_a_changing_one_has_consistent_rows_and_counts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
+
+    def replace_segment(step: str) -> None:
+        if step == "before lake/verdict":
+            write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(2), verdict_line(3))
+            os.utime(path, (1, 1))
+
+    summary = ingest(spark, tmp_path, replace_segment)
+    assert (summary.runs, summary.rows["verdict"]) == (2, 3)
+    assert reasons(tmp_path) == ["R1", "R2", "R3"]
+    assert sorted((row["run"], row["lines"]) for row in table_rows(tmp_path, "files")) == [(1, 1), (2, 3)]
+
+
+def test_ingest_takes_records_of_another_day_once_if_their_segment_was_missing_after_a_killed_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    by_wrong_clock = verdict_line(1).replace(b"2026-11-21", b"2027-11-21")
+    path = write_segment(tmp_path, "08-a.jsonl.gz", by_wrong_clock)
+    write_segment(tmp_path, "09-a.jsonl.gz", verdict_line(2, 9))
+    with pytest.raises(KilledError):
+        ingest(spark, tmp_path, end_at("after lake/verdict"))
+    hidden = path.rename(path.with_name(".08-a"))
+    ingest(spark, tmp_path)
+    hidden.rename(path)
+    ingest(spark, tmp_path)
+    assert reasons(tmp_path) == ["R1", "R2"]
+
+
+def test_ingest_of_a_missing_segment_of_the_last_day_of_all_is_no_error(spark: SparkSession, tmp_path: Path) -> None:
+    path = write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), day="date=9999-12-31")
+    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(2))
+    with pytest.raises(KilledError):
+        ingest(spark, tmp_path, end_at("after _rota/runs"))
+    path.unlink()
+    assert ingest(spark, tmp_path).rows["verdict"] == 1
+    assert ingest(spark, tmp_path).segments == 0

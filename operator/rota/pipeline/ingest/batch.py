@@ -21,7 +21,7 @@ the times of its whole day, since an earlier attempt of the run may have appende
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time
 from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from pyspark.sql import SparkSession
 
 from rota.object_store import ObjectStore
 from rota.object_store.segments import segment_hour
+from rota.pipeline.ingest.ingested_rows import drop_ingested_rows
 from rota.pipeline.ingest.row_files import attempt_folder, write_row_files
 from rota.pipeline.ingest.rows import KINDS, table_columns
 from rota.pipeline.ingest.shares import (
@@ -52,8 +53,10 @@ from rota.sentences import join_names
 
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
 MAX_RUN_SEGMENTS = 10_000
-SMALL_RUN_BYTES = 16 * 2**20  # that one process ingests sooner than Spark starts
-TASK_BYTES = 16 * 2**20  # of a task of Spark: some 130 MB of lines
+SMALL_RUN_BYTES = 32 * 2**20  # of compressed segments, which one process ingests as soon as Spark starts
+SMALL_TABLE_ROWS = 500_000  # new rows of a table that are compared without Spark
+TASK_BYTES = 12 * 2**20  # of compressed segments in a task of Spark: some 90 MB of lines
+MISSING_ETAG = ""  # in the ledger: the segment was removed before it was read
 LEDGER_COLUMNS = ["key", "etag", "first_at", "last_at"]  # that decide what is new
 
 StartSpark = Callable[[], SparkSession]
@@ -172,7 +175,7 @@ class IngestRun:
         for kind in KINDS:
             if kind in result.rows:
                 table = self._lake.table(f"lake/{kind}")
-                commits[table.name] = self._append(table, result.rows[kind], plan.number)
+                commits[table.name] = self._append(plan, table, result.rows[kind], folder)
         ledger_rows = _ledger_rows(plan, result.segments)
         with self._step(self._ledger.name):
             files = write_row_files(self._lake.store, FILES_TABLE, folder, ledger_rows)
@@ -189,18 +192,18 @@ class IngestRun:
         shares = share_segments(plan.segments, min(tasks, len(plan.segments)))
         return context.parallelize(shares, len(shares)).map(partial(ingest_share, target=target)).collect()
 
-    def _append(self, table: Table, rows: KindRows, number: int) -> TableCommit:
-        """Append rows to a table, each once, and without those that it has.
-
-        Only records of ingested times can be in it already.
-        """
+    def _append(self, plan: RunPlan, table: Table, rows: KindRows, folder: str) -> TableCommit:
+        """Append the rows of a run to a table, each once, and without those that it has."""
         with self._step(table.name):
             if _may_repeat(rows.short_digests):
-                frame = table.read_files(self._start_spark(), rows.files).dropDuplicates(["digest"])
-                return table.merge(frame, number)
-            if rows.first_at is None or self._overlaps_ingested(rows):
-                return table.merge_files(rows.files, number, self._start_spark)
-            return table.append_files(rows.files, number)
+                distinct_rows = table.read_files(self._start_spark(), rows.files).dropDuplicates(["digest"])
+                return table.merge(distinct_rows, plan.number)
+            if not self._may_be_ingested(plan, rows):
+                return table.append_files(rows.files, plan.number)
+            if rows.count > SMALL_TABLE_ROWS:
+                return table.merge_files(rows.files, plan.number, self._start_spark)
+            new_files = drop_ingested_rows(self._lake.store, table, folder, rows.files)
+            return table.append_files(new_files, plan.number)
 
     def _check_missing(self, plan: RunPlan, missing: Collection[str]) -> None:
         """Note the segments that were not found; raise ValueError if these are all, as if it were another journal."""
@@ -211,8 +214,15 @@ class IngestRun:
                 f"restore them, or delete {self._lake.uri}/_rota/runs/{plan.number}.json if they are gone for good"
             )
 
-    def _overlaps_ingested(self, rows: KindRows) -> bool:
-        """Return whether an ingested segment has records of the times of these rows."""
+    def _may_be_ingested(self, plan: RunPlan, rows: KindRows) -> bool:
+        """Return whether some rows may be in their table: those of ingested times, and of segments that came back.
+
+        Before a segment was missing, an earlier attempt of that run may have appended its rows, of any time.
+        """
+        was_missing = pc.equal(self._ingested["etag"], MISSING_ETAG)
+        missing_keys = set(self._ingested["key"].filter(was_missing).to_pylist())
+        if rows.first_at is None or any(segment.key in missing_keys for segment in plan.segments):
+            return True
         first = pa.scalar(rows.first_at, pa.timestamp("us", "UTC"))
         last = pa.scalar(rows.last_at, pa.timestamp("us", "UTC"))
         overlaps = pc.and_(
@@ -281,7 +291,7 @@ def _ledger_rows(plan: RunPlan, segments: Iterable[SegmentCounts]) -> pa.Table:
         rows.append(
             {
                 "key": segment.key,
-                "etag": "" if counts.is_missing else segment.etag,
+                "etag": MISSING_ETAG if counts.is_missing else segment.etag,
                 "size_bytes": segment.size_bytes,
                 "run": plan.number,
                 "lines": 0 if counts.is_missing else counts.lines,
@@ -295,5 +305,4 @@ def _ledger_rows(plan: RunPlan, segments: Iterable[SegmentCounts]) -> pa.Table:
 
 def _times_of_missing(day: date) -> tuple[datetime, datetime]:
     """Return the times of the day: an earlier attempt of the run may have appended the segment's records."""
-    first_at = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    return first_at, first_at + timedelta(days=1)
+    return datetime.combine(day, time.min, UTC), datetime.combine(day, time.max, UTC)

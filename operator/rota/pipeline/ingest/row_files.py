@@ -4,7 +4,7 @@ Files are new objects with random names: those of a task that fails, or runs twi
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ _DICTIONARY_COLUMNS = {
 class PartitionRows(NamedTuple):
     """The rows of one partition, without the partition columns; a value is None if it is null."""
 
-    values: dict[str, str | None]
+    values: Mapping[str, str | None]
     rows: pa.Table
 
 
@@ -38,19 +38,29 @@ def attempt_folder(run: int) -> str:
 
 def write_row_files(store: ObjectStore, table: TableSpec, folder: str, rows: pa.Table) -> list[DataFile]:
     """Write rows to new files below a folder of a table in the lake's store; return these files."""
-    files: list[DataFile] = []
     keys = [(name, "ascending") for name in (*table.partitions, *table.order)]
+    files: list[DataFile] = []
     for partition in split_partitions(rows.sort_by(keys), table.partitions):
-        buffer = pa.BufferOutputStream()
-        use_dictionary = _DICTIONARY_COLUMNS.get(table.name, True)
-        pq.write_table(partition.rows, buffer, compression=_COMPRESSION, use_dictionary=use_dictionary)
-        content = buffer.getvalue().to_pybytes()
-        folders = [f"{name}={value or _NULL_PARTITION}" for name, value in partition.values.items()]
-        path = "/".join([folder, *folders, f"part-{secrets.token_hex(_RANDOM_BYTES)}.parquet"])
-        if not store.create(f"{table.name}/{path}", content):
-            raise StoreError(f"{store.uri}/{table.name}/{path} exists already; run this command again")
-        files.append(DataFile(path, len(content), partition.rows.num_rows, partition.values))
+        files.append(write_file(store, table.name, folder, partition))  # noqa: PERF401 - a loop that writes
     return files
+
+
+def write_file(store: ObjectStore, table: str, folder: str, partition: PartitionRows) -> DataFile:
+    """Write the rows of one partition to a new file."""
+    buffer = pa.BufferOutputStream()
+    use_dictionary = _DICTIONARY_COLUMNS.get(table, True)
+    pq.write_table(partition.rows, buffer, compression=_COMPRESSION, use_dictionary=use_dictionary)
+    content = buffer.getvalue().to_pybytes()
+    folders = [f"{name}={value or _NULL_PARTITION}" for name, value in partition.values.items()]
+    path = "/".join([folder, *folders, f"part-{secrets.token_hex(_RANDOM_BYTES)}.parquet"])
+    if not store.create(f"{table}/{path}", content):
+        raise StoreError(f"{store.uri}/{table}/{path} exists already; run this command again")
+    return DataFile(path, len(content), partition.rows.num_rows, partition.values)
+
+
+def read_file(store: ObjectStore, table: str, file: DataFile, columns: list[str] | None = None) -> pa.Table:
+    """Return the rows of a file, without the partition columns."""
+    return pq.ParquetFile(pa.BufferReader(store.read(f"{table}/{file.path}"))).read(columns)
 
 
 def split_partitions(rows: pa.Table, partitions: Sequence[str]) -> Iterator[PartitionRows]:

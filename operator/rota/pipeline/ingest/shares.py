@@ -28,7 +28,7 @@ DATE_CHARACTERS = 10
 DIGEST_BYTES = 16  # of SHA-256
 SHORT_DIGEST_BYTES = 8  # that show whether lines may be repeated
 BATCH_BYTES = 4 * 2**20  # of lines that are converted at once
-FLUSH_BYTES = 128 * 2**20  # of rows in memory, which are written then
+FLUSH_BYTES = 96 * 2**20  # of rows in memory, which are written then; a process needs some five times as much
 
 
 class ShareTarget(NamedTuple):
@@ -57,6 +57,11 @@ class KindRows:
     short_digests: bytes = b""  # of each row, one after the other
     first_at: datetime | None = None
     last_at: datetime | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return sum(file.rows or 0 for file in self.files)
 
     def extend(self, other: "KindRows") -> None:
         """Add the rows of another share."""
@@ -177,8 +182,11 @@ def _describe_rows(rows: pa.Table, files: list[DataFile]) -> KindRows:
 
 
 def segment_day(key: str) -> date:
-    """Return the day of a segment; raise ValueError if its key has none."""
-    return date.fromisoformat((segment_hour(key) or "")[:DATE_CHARACTERS])
+    """Return the day in a segment's name; raise ValueError if it has none, which a listing never returns."""
+    hour = segment_hour(key)
+    if hour is None:
+        raise ValueError(f"{key} is not the name of a segment, such as date=2026-11-21/08-NAME.jsonl.gz")
+    return date.fromisoformat(hour[:DATE_CHARACTERS])
 
 
 def _digest(line: SegmentLine, segment: PlannedSegment) -> bytes:

@@ -3,9 +3,9 @@
 # ruff: noqa: PLC0415 - imports inside commands keep each one quick and small
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,29 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
             progress("starting Spark")
             with translate_errors(), open_session(name, _lakes_of(inputs), _source_bytes(inputs)) as spark:
                 command(spark, progress, **inputs)
+
+    return run
+
+
+def with_spark_starter(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a function that starts Spark, if it is called, or returns the session that it has started."""
+
+    @wraps(command)
+    @report_user_errors
+    def run(**options: Any) -> None:
+        name = command.__name__
+        with translate_errors():
+            inputs = _read_inputs(name, options)
+        if inputs is None:
+            return
+        with translate_errors(), Progress() as progress, ExitStack() as sessions:
+
+            @cache
+            def start_spark() -> "SparkSession":
+                progress("starting Spark")
+                return sessions.enter_context(open_session(name, _lakes_of(inputs), _source_bytes(inputs)))
+
+            command(start_spark, progress, **inputs)
 
     return run
 
@@ -211,12 +234,15 @@ def _lakes_of(inputs: Mapping[str, Any]) -> list[str]:
 @JOURNAL_OPTION
 @IF_ANY_OPTION
 @OUTPUT_OPTION
-@with_spark
-def ingest(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Ingest new segments of the journal into LAKE; invalid lines go to its quarantine."""
+@with_spark_starter
+def ingest(start_spark: "Callable[[], SparkSession]", progress: Progress, **options: Any) -> None:
+    """Ingest new segments of the journal into LAKE; invalid lines go to its quarantine.
+
+    Spark starts only for many segments.
+    """
     from rota.cli.commands.pipeline import ingest
 
-    ingest.ingest(spark, progress, **options)
+    ingest.ingest(start_spark, progress, **options)
 
 
 @pipeline.command()

@@ -1,5 +1,6 @@
 """`rota pipeline ingest`: what it prints."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rota.cli.commands.pipeline.progress import Progress, print_note
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
 
 
 def ingest(
-    spark: "SparkSession", progress: Progress, *, lake: Lake, journal: ObjectStore, output: str, **_: Any
+    start_spark: Callable[[], "SparkSession"],
+    progress: Progress,
+    *,
+    lake: Lake,
+    journal: ObjectStore,
+    output: str,
+    **_: Any,
 ) -> None:
     """Ingest new segments, and print how many rows were written to each table."""
     progress(f"ingesting {journal.uri} into {lake.uri}")
-    summary = ingest_journal(lambda: spark, lake, journal)
+    summary = ingest_journal(start_spark, lake, journal)
     table = [{"table": name, "rows": count} for name, count in summary.rows.items()]
     print_value(summary.rows, output, lambda: print_table(table))
     segments = pluralize(summary.segments, "new segment")

@@ -1,0 +1,39 @@
+"""Compares new rows with those of a table without Spark: only digests of the same days are read.
+
+Rows are added to a table only by ingest runs, in the order of their numbers. So rows that the newest version lacks are
+still new when they are committed, or another process has committed the same run, and the commit is skipped.
+"""
+
+from collections.abc import Sequence
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from rota.object_store import ObjectStore
+from rota.pipeline.ingest.row_files import PartitionRows, read_file, write_file
+from rota.pipeline.lake.delta_log import DataFile
+from rota.pipeline.lake.table import Table
+
+
+def drop_ingested_rows(store: ObjectStore, table: Table, folder: str, files: Sequence[DataFile]) -> list[DataFile]:
+    """Return files without the rows whose digest a row of the same day has in the table; new files, where needed."""
+    version = table.version()
+    if version is None:
+        return list(files)
+    days = {date.fromisoformat(file.date) for file in files if file.date}
+    digests = pa.concat_tables(read_file(store, table.name, file, ["digest"]) for file in files)["digest"]
+    is_ingested = ds.field("date").isin(list(days)) & ds.field("digest").isin(digests)
+    ingested = table.to_arrow(version, ["digest"], is_ingested)["digest"]
+    if not len(ingested):
+        return list(files)
+    new_files: list[DataFile] = []
+    for file in files:
+        rows = read_file(store, table.name, file)
+        new_rows = rows.filter(pc.invert(pc.is_in(rows["digest"], ingested)))
+        if new_rows.num_rows == rows.num_rows:
+            new_files.append(file)
+        elif new_rows.num_rows:
+            new_files.append(write_file(store, table.name, folder, PartitionRows(file.partition, new_rows)))
+    return new_files
