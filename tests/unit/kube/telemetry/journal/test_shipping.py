@@ -287,6 +287,7 @@ def run_in_fork(function: Callable[[int], None]) -> tuple[bool, int]:
     return status != 0, count
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # the other threads do not run in a fork
 @pytest.mark.parametrize("is_executed", [False, True], ids=["before", "after"])
 def test_journal_killed_at_any_call_loses_no_written_line_and_stores_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_executed: bool
