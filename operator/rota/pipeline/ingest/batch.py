@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from datetime import UTC, date, datetime, time
 from functools import partial
 from math import ceil
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ from rota.pipeline.ingest.shares import (
 from rota.pipeline.lake.runs import PlannedSegment, RunPlan
 from rota.pipeline.lake.snapshots import LakeSnapshot
 from rota.pipeline.lake.table import Table, TableCommit, TableHead
-from rota.pipeline.lake.tables import FILES_TABLE, Lake
+from rota.pipeline.lake.tables import FILES_TABLE, INGESTED_TABLES, Lake
 from rota.sentences import join_names
 
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
@@ -127,8 +128,12 @@ class IngestRun:
         segments = tuple(limit_run(find_new_segments(self._journal, self._ingested, self._missing)))
         if not segments:
             return None
-        if newer := [name for name, head in self._heads().items() if head.run >= number]:
-            return self._read_plan_of(number, newer)
+        newer_tables: list[str] = []
+        for name, head in self._heads().items():
+            if head.run >= number:
+                newer_tables.append(name)
+        if newer_tables:
+            return self._read_plan_of(number, newer_tables)
         with self._step("_rota/runs"):
             return self._lake.runs.create(number, self._journal.uri, segments)
 
@@ -159,27 +164,33 @@ class IngestRun:
         if self._ledger.transaction() < plan.number:  # the ledger is the last table: otherwise all are complete
             commits = self._append_rows(plan)
         # Also of tables that another process, or this run before it was killed, has appended to.
-        versions = {name: head.version for name, head in self._heads().items() if head.run == plan.number}
+        versions: dict[str, int | None] = {}
+        for name, head in self._heads().items():
+            if head.run == plan.number:
+                versions[name] = head.version
         with self._step("_rota/snapshots"):
             self._lake.snapshots.publish(self.base, versions, plan.number)
-        commits.pop(self._ledger.name, None)
-        return {name.removeprefix("lake/"): commit.rows for name, commit in commits.items()}
+        rows: RowCounts = {}
+        for kind in KINDS:
+            if kind in commits:
+                rows[kind] = commits[kind].rows
+        return rows
 
     def _append_rows(self, plan: RunPlan) -> dict[str, TableCommit]:
         self._lake.add_missing_columns()
         folder = attempt_folder(plan.number)
         target = ShareTarget(self._journal.uri, self._lake.uri, folder)
         result = _merge_results(self._ingest_shares(plan, target))
-        self._check_missing(plan, [counts.key for counts in result.segments if counts.is_missing])
+        self._check_missing(plan, result.segments)
         commits: dict[str, TableCommit] = {}
         for kind in KINDS:
             if kind in result.rows:
                 table = self._lake.table(f"lake/{kind}")
-                commits[table.name] = self._append(plan, table, result.rows[kind], folder)
-        ledger_rows = _ledger_rows(plan, result.segments)
+                commits[kind] = self._append(plan, table, result.rows[kind], folder)
+        ledger_rows = _ledger_rows(plan.number, result.segments)
         with self._step(self._ledger.name):
             files = write_row_files(self._lake.store, FILES_TABLE, folder, ledger_rows)
-            commits[self._ledger.name] = self._ledger.append_files(files, plan.number)
+            self._ledger.append_files(files, plan.number)
         return commits
 
     def _ingest_shares(self, plan: RunPlan, target: ShareTarget) -> list[ShareResult]:
@@ -205,10 +216,11 @@ class IngestRun:
             new_files = drop_ingested_rows(self._lake.store, table, folder, rows.files)
             return table.append_files(new_files, plan.number)
 
-    def _check_missing(self, plan: RunPlan, missing: Collection[str]) -> None:
+    def _check_missing(self, plan: RunPlan, segments: Iterable[SegmentCounts]) -> None:
         """Note the segments that were not found; raise ValueError if these are all, as if it were another journal."""
-        self._missing.update((segment.key, segment.etag) for segment in plan.segments if segment.key in missing)
-        if all(segment.key in missing for segment in plan.segments):
+        missing = [(counts.key, counts.etag) for counts in segments if counts.is_missing]
+        self._missing.update(missing)
+        if len(missing) == len(plan.segments):
             raise ValueError(
                 f"{self._journal.uri} has none of the segments of run {plan.number}, such as {plan.segments[0].key}; "
                 f"restore them, or delete {self._lake.uri}/_rota/runs/{plan.number}.json if they are gone for good"
@@ -221,7 +233,7 @@ class IngestRun:
         """
         was_missing = pc.equal(self._ingested["etag"], MISSING_ETAG)
         missing_keys = set(self._ingested["key"].filter(was_missing).to_pylist())
-        if rows.first_at is None or any(segment.key in missing_keys for segment in plan.segments):
+        if rows.first_at is None or not missing_keys.isdisjoint(segment.key for segment in plan.segments):
             return True
         first = pa.scalar(rows.first_at, pa.timestamp("us", "UTC"))
         last = pa.scalar(rows.last_at, pa.timestamp("us", "UTC"))
@@ -232,7 +244,10 @@ class IngestRun:
 
     def _heads(self) -> dict[str, TableHead]:
         """Return the newest version of all tables that ingest writes."""
-        return {name: self._lake.table(name).head() for name in (*(f"lake/{kind}" for kind in KINDS), FILES_TABLE.name)}
+        heads: dict[str, TableHead] = {}
+        for name in INGESTED_TABLES:
+            heads[name] = self._lake.table(name).head()
+        return heads
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
@@ -249,9 +264,12 @@ def find_new_segments(
     Those that were listed, but `missing` when they were read, would be missing again.
     """
     known = {*zip(ingested["key"].to_pylist(), ingested["etag"].to_pylist(), strict=True), *missing}
-    segments = (listed for listed in journal.list_objects() if segment_hour(listed.key))
-    new_segments = [listed for listed in segments if (listed.key, listed.etag) not in known]
-    return [PlannedSegment(listed.key, listed.size_bytes, listed.etag) for listed in sorted(new_segments)]
+    segments = [
+        PlannedSegment(listed.key, listed.size_bytes, listed.etag)
+        for listed in journal.list_objects()
+        if segment_hour(listed.key) and (listed.key, listed.etag) not in known
+    ]
+    return sorted(segments, key=attrgetter("key"))
 
 
 def limit_run(segments: Sequence[PlannedSegment]) -> Sequence[PlannedSegment]:
@@ -280,20 +298,18 @@ def _may_repeat(short_digests: bytes) -> bool:
     return len(np.unique(numbers)) < len(numbers)
 
 
-def _ledger_rows(plan: RunPlan, segments: Iterable[SegmentCounts]) -> pa.Table:
+def _ledger_rows(run: int, segments: Iterable[SegmentCounts]) -> pa.Table:
     """Return a row for each segment of a run. That of a missing one has no ETag, so it is ingested if it comes back."""
-    counts_by_key = {counts.key: counts for counts in segments}
     rows: list[dict[str, Any]] = []
-    for segment in plan.segments:
-        counts = counts_by_key[segment.key]
-        day = segment_day(segment.key)
+    for counts in segments:
+        day = segment_day(counts.key)
         times = _times_of_missing(day) if counts.is_missing else (counts.first_at, counts.last_at)
         rows.append(
             {
-                "key": segment.key,
-                "etag": MISSING_ETAG if counts.is_missing else segment.etag,
-                "size_bytes": segment.size_bytes,
-                "run": plan.number,
+                "key": counts.key,
+                "etag": MISSING_ETAG if counts.is_missing else counts.etag,
+                "size_bytes": counts.size_bytes,
+                "run": run,
                 "lines": 0 if counts.is_missing else counts.lines,
                 "first_at": times[0],
                 "last_at": times[1],

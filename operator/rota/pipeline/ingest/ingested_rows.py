@@ -22,9 +22,13 @@ def drop_ingested_rows(store: ObjectStore, table: Table, folder: str, files: Seq
     version = table.version()
     if version is None:
         return list(files)
-    days = {date.fromisoformat(file.date) for file in files if file.date}
-    digests = pa.concat_tables(read_file(store, table.name, file, ["digest"]) for file in files)["digest"]
-    is_ingested = ds.field("date").isin(list(days)) & ds.field("digest").isin(digests)
+    days: list[date] = []
+    new_digests: list[pa.Table] = []
+    for file in files:
+        days.append(date.fromisoformat(file.date or ""))
+        new_digests.append(read_file(store, table.name, file, ["digest"]))
+    digests = pa.concat_tables(new_digests)["digest"]
+    is_ingested = ds.field("date").isin(days) & ds.field("digest").isin(digests)
     ingested = table.to_arrow(version, ["digest"], is_ingested)["digest"]
     if not len(ingested):
         return list(files)

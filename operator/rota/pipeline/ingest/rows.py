@@ -1,10 +1,10 @@
 """Rows of the lake's tables as Arrow columns, made of records of the journal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -21,6 +21,8 @@ from rota.pipeline.ingest.segment_lines import SegmentLine
 from rota.pipeline.lake.parquet_files import TableSpec
 from rota.pipeline.lake.tables import OFFSET_BUCKETS, QUARANTINE_TABLE, RECORD_TABLES
 from rota.records import AnyRecord, Columns, OffsetsRecord
+
+T = TypeVar("T")
 
 QUARANTINE_KIND = "quarantine"
 TABLES_BY_KIND = {**RECORD_TABLES, QUARANTINE_KIND: QUARANTINE_TABLE}
@@ -95,13 +97,10 @@ def table_columns(table: TableSpec) -> pa.Schema:
 def record_rows(kind: str, lines: Sequence[RecordLine]) -> pa.RecordBatch:
     """Return the rows of records of one kind; raise OverflowError or ArrowInvalid if integers do not fit."""
     schema = table_columns(RECORD_TABLES[kind])
-    digests = pa.array([line.digest for line in lines], pa.binary())
-    if kind == OFFSETS_KIND:
-        columns = _offsets_columns([line.record for line in lines], schema)
-    else:
-        columns = _record_columns([line.record for line in lines], schema)
+    records: list[AnyRecord] = _values(lines, "record")
+    columns = _offsets_columns(records, schema) if kind == OFFSETS_KIND else _record_columns(records, schema)
     columns["date"] = pc.cast(columns["at"], pa.date32())
-    columns["digest"] = digests
+    columns["digest"] = pa.array(_values(lines, "digest"), pa.binary())
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
@@ -136,21 +135,20 @@ def _record_columns(records: Sequence[AnyRecord], schema: pa.Schema) -> dict[str
         if "rules" in row:
             row["rules"] = msgspec.json.encode(row["rules"]).decode()
         rows.append(row)
-    fields = [field for field in schema if field.name not in {"date", "digest"}]
-    structs = pa.array(rows, pa.struct(fields))
-    return {field.name: structs.field(field.name) for field in fields}
+    record_type = pa.struct([field for field in schema if field.name not in {"date", "digest"}])
+    structs = pa.array(rows, record_type)
+    return dict(zip(record_type.names, structs.flatten(), strict=True))
 
 
 def _offsets_columns(records: Sequence[Any], schema: pa.Schema) -> dict[str, pa.Array]:
     """Return the columns of `offsets`. Values are collected in flat lists: that is ten times as fast as rows."""
-    groups: list[str] = [record.group for record in records]
-    buckets = [offset_bucket(group) for group in groups]
+    groups: list[str] = _values(records, "group")
     return {
         "group": pa.array(groups, pa.string()),
-        "at": pa.array([record.at for record in records], schema.field("at").type),
-        "topics": _topics_column([record.topics for record in records], schema.field("topics").type),
-        "verdicts": pa.array([record.verdicts for record in records], schema.field("verdicts").type),
-        "bucket": pa.array(buckets, pa.int32()),
+        "at": pa.array(_values(records, "at"), schema.field("at").type),
+        "topics": _topics_column(_values(records, "topics"), schema.field("topics").type),
+        "verdicts": pa.array(_values(records, "verdicts"), schema.field("verdicts").type),
+        "bucket": pa.array(map(offset_bucket, groups), pa.int32()),
     }
 
 
@@ -165,17 +163,26 @@ def bucket_of(group: str) -> Column:
 
 
 def _topics_column(topics: Sequence[dict[str, dict[str, Columns]]], kind: pa.MapType) -> pa.Array:
-    brokers = list(chain.from_iterable(by_topic.values() for by_topic in topics))
-    columns = list(chain.from_iterable(by_broker.values() for by_broker in brokers))
+    brokers = _flatten(topics)
+    columns = _flatten(brokers)
     struct = kind.item_type.item_type
     lists: list[pa.Array] = []
     for field in struct:
-        values = [getattr(column, field.name) for column in columns]
+        values = _values(columns, field.name)
         flat = pa.array(list(chain.from_iterable(values)), field.type.value_type)
         lists.append(pa.ListArray.from_arrays(_starts(values), flat, type=field.type))
     queues = pa.StructArray.from_arrays(lists, fields=list(struct))
     by_broker = _map_column(brokers, queues)
     return _map_column(topics, by_broker).cast(kind)
+
+
+def _values(rows: Sequence[Any], name: str) -> list[Any]:
+    return [getattr(row, name) for row in rows]
+
+
+def _flatten(maps: Sequence[Mapping[str, T]]) -> list[T]:
+    """Return the values of all maps, one map after the other."""
+    return list(chain.from_iterable(inner.values() for inner in maps))
 
 
 def _map_column(maps: Sequence[dict[str, Any]], items: pa.Array) -> pa.MapArray:
@@ -186,5 +193,5 @@ def _map_column(maps: Sequence[dict[str, Any]], items: pa.Array) -> pa.MapArray:
 def _starts(values: Sequence[Any]) -> pa.Array:
     """Return where each value starts in a flat list of all values, and where the last one ends."""
     starts = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(value) for value in values], out=starts[1:])
+    np.cumsum(list(map(len, values)), out=starts[1:])
     return pa.array(starts)

@@ -43,10 +43,12 @@ class SegmentCounts(NamedTuple):
     """The distinct lines of a segment, and the times of its first and last record; None without a record."""
 
     key: str
-    is_missing: bool
-    lines: int
-    first_at: datetime | None
-    last_at: datetime | None
+    size_bytes: int  # of the segment, as it was listed
+    etag: str
+    is_missing: bool = False
+    lines: int = 0
+    first_at: datetime | None = None
+    last_at: datetime | None = None
 
 
 @dataclass
@@ -61,7 +63,7 @@ class KindRows:
     @property
     def count(self) -> int:
         """Number of rows."""
-        return sum(file.rows or 0 for file in self.files)
+        return len(self.short_digests) // SHORT_DIGEST_BYTES
 
     def extend(self, other: "KindRows") -> None:
         """Add the rows of another share."""
@@ -102,8 +104,8 @@ def share_segments(segments: Sequence[PlannedSegment], count: int) -> list[list[
 def ingest_share(segments: Sequence[PlannedSegment], *, target: ShareTarget) -> ShareResult:
     """Write the rows of segments to files, each line once."""
     with _paused_collection():
-        share = _Share(target)
-        counts = [share.read(segment) for segment in segments]
+        share = ShareWriter(target)
+        counts = list(map(share.read, segments))
         share.flush()
     return ShareResult(counts, share.written)
 
@@ -120,7 +122,7 @@ def _paused_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Share:
+class ShareWriter:
     """Reads segments, collects their rows in memory, and writes them when there are many."""
 
     def __init__(self, target: ShareTarget) -> None:
@@ -134,7 +136,7 @@ class _Share:
 
     def read(self, segment: PlannedSegment) -> SegmentCounts:
         """Add the rows of a segment's lines that no segment before has; count all of its distinct lines."""
-        counts = SegmentCounts(segment.key, is_missing=False, lines=0, first_at=None, last_at=None)
+        counts = SegmentCounts(segment.key, segment.size_bytes, segment.etag)
         batch = LineBatch()
         for line in iterate_lines(self._journal, segment.key):
             digest = _digest(line, segment)
@@ -143,8 +145,7 @@ class _Share:
                 continue
             self._last_segments[digest] = segment.key
             at = batch.add(line, digest, is_new=last_segment is None)
-            counts = SegmentCounts(
-                segment.key,
+            counts = counts._replace(
                 is_missing=counts.is_missing or line.broken == MISSING_REASON,
                 lines=counts.lines + 1,
                 first_at=earlier(counts.first_at, at),

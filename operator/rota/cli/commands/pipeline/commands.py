@@ -88,26 +88,20 @@ def pipeline() -> None:
 
 
 def with_spark(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a Spark session and a progress printer; user errors exit with one sentence and code 2."""
+    """Give a command a Spark session and a progress printer; see `with_spark_starter`."""
 
     @wraps(command)
-    @report_user_errors
-    def run(**options: Any) -> None:
-        name = command.__name__
-        with translate_errors():
-            inputs = _read_inputs(name, options)
-        if inputs is None:
-            return
-        with Progress() as progress:
-            progress("starting Spark")
-            with translate_errors(), open_session(name, _lakes_of(inputs), _source_bytes(inputs)) as spark:
-                command(spark, progress, **inputs)
+    def run(start_spark: "Callable[[], SparkSession]", progress: Progress, **inputs: Any) -> None:
+        command(start_spark(), progress, **inputs)
 
-    return run
+    return with_spark_starter(run)
 
 
 def with_spark_starter(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a function that starts Spark, if it is called, or returns the session that it has started."""
+    """Give a command a function that starts Spark at its first call, and a progress printer.
+
+    User errors exit with one sentence and code 2.
+    """
 
     @wraps(command)
     @report_user_errors
