@@ -41,9 +41,9 @@ SUMMED = ("moves", "forced", "rebalances", "duplicates", "pause_seconds", "unown
 def test_replay_of_both_halves_of_a_history_sums_up_to_that_of_the_whole() -> None:
     for number in range(6):
         history = generate_history(number, 3, 12)
-        before, after = cut_history(history)
+        first, second = cut_history(history)
         whole = replay_row(history)
-        halves = replay_row(before), replay_row(after)
+        halves = replay_row(first), replay_row(second)
         for name in SUMMED:
             assert halves[0][name] + halves[1][name] == pytest.approx(whole[name], rel=0.01, abs=0.01), name
         assert max(half["lag_peak"] for half in halves) == pytest.approx(whole["lag_peak"], rel=0.01, abs=0.01)
@@ -52,22 +52,22 @@ def test_replay_of_both_halves_of_a_history_sums_up_to_that_of_the_whole() -> No
 def test_replay_of_a_cut_history_starts_with_the_state_at_the_cut() -> None:
     """The capacity of one member does not suffice, so there is lag at the cut."""
     history = a_history((600.0, pods("a")), (5400.0, pods("a", "c")), capacity=6.0)
-    before, after = cut_history(history)
-    assert (before.begins, before.ends) == (BEGINS, BEGINS + HOUR)
-    assert (after.begins, after.ends) == (BEGINS + HOUR, BEGINS + 2 * HOUR)
-    assert [change.at - BEGINS for change in before.changes] == [0, 600]
-    assert [(change.at - BEGINS, {*change.members}) for change in after.changes] == [(3600, {"a"}), (5400, {"a", "c"})]
-    assert {name: len(share.queues) for name, share in after.document.members.items()} == {"a": 8}
-    assert after.lag.sum() == pytest.approx((8 - 6) * 3000, rel=0.01)
-    assert (before.step_count, after.step_count) == (12, 12)
+    first, second = cut_history(history)
+    assert (first.begins, first.ends) == (BEGINS, BEGINS + HOUR)
+    assert (second.begins, second.ends) == (BEGINS + HOUR, BEGINS + 2 * HOUR)
+    assert [change.at - BEGINS for change in first.changes] == [0, 600]
+    assert [(change.at - BEGINS, {*change.members}) for change in second.changes] == [(3600, {"a"}), (5400, {"a", "c"})]
+    assert {name: len(share.queues) for name, share in second.document.members.items()} == {"a": 8}
+    assert second.lag.sum() == pytest.approx((8 - 6) * 3000, rel=0.01)
+    assert (first.step_count, second.step_count) == (12, 12)
 
 
 def test_replay_of_a_cut_history_continues_arrivals_in_the_same_steps() -> None:
     rates = np.arange(36.0)[:, None] * np.ones(8)
-    before, after = cut_history(a_history(arrivals=rates, ends=BEGINS + 3 * HOUR), 1 / 3)
-    assert before.arrivals[:, 0].tolist() == [*range(12)]
-    assert after.arrivals[:, 0].tolist() == [*range(12, 36)]
-    assert after.begins == BEGINS + 12 * STEP_SECONDS
+    first, second = cut_history(a_history(arrivals=rates, ends=BEGINS + 3 * HOUR), 1 / 3)
+    assert first.arrivals[:, 0].tolist() == [*range(12)]
+    assert second.arrivals[:, 0].tolist() == [*range(12, 36)]
+    assert second.begins == BEGINS + 12 * STEP_SECONDS
 
 
 @pytest.mark.parametrize("seconds_before_the_cut", [0.0, 20.0])
@@ -76,18 +76,18 @@ def test_replay_of_a_cut_history_reassigns_queues_of_pods_that_are_gone_at_the_c
 ) -> None:
     """While no pod exists, the document names those that are gone."""
     history = a_history((HOUR - seconds_before_the_cut, {}), (HOUR + 600, pods("c")))
-    before, after = map(replay_row, cut_history(history))
+    first, second = map(replay_row, cut_history(history))
     whole = replay_row(history)
-    assert before["moves"] + after["moves"] == whole["moves"] == 8
-    assert before["pause_seconds"] + after["pause_seconds"] == pytest.approx(whole["pause_seconds"])
-    assert before["duplicates"] + after["duplicates"] == whole["duplicates"] == 8
+    assert first["moves"] + second["moves"] == whole["moves"] == 8
+    assert first["pause_seconds"] + second["pause_seconds"] == pytest.approx(whole["pause_seconds"])
+    assert first["duplicates"] + second["duplicates"] == whole["duplicates"] == 8
 
 
 def test_replay_of_a_cut_history_finishes_a_handover_in_progress() -> None:
     history = a_history((HOUR - 0.7, pods("a", "b", "c")))
-    before, after = cut_history(history)
-    assert after.document.releasing or after.document.generation > before.document.generation
-    assert replay_row(before)["moves"] + replay_row(after)["moves"] == 2
+    first, second = cut_history(history)
+    assert second.document.releasing or second.document.generation > first.document.generation
+    assert replay_row(first)["moves"] + replay_row(second)["moves"] == 2
 
 
 def test_recommend_rejects_a_history_that_is_too_short_to_cut() -> None:
@@ -106,10 +106,10 @@ def moves(group: str = "shop/orders", **by_policy: int | None) -> list[Row]:
     ]
 
 
-def judged(before: list[Row], after: list[Row]) -> BacktestRow:
-    return judge_advice(
-        [row.asDict() for row in before], [row.asDict() for row in after], CostWeights(), MIN_GAIN_FRACTION
-    )
+def judged(first_half: list[Row], second_half: list[Row]) -> BacktestRow:
+    first_rows = list(map(Row.asDict, first_half))
+    second_rows = list(map(Row.asDict, second_half))
+    return judge_advice(first_rows, second_rows, CostWeights(), MIN_GAIN_FRACTION)
 
 
 def test_recommend_backtest_advises_from_the_first_half_and_compares_the_second() -> None:
@@ -130,14 +130,14 @@ def test_recommend_backtest_advises_from_the_first_half_and_compares_the_second(
 
 
 @pytest.mark.parametrize(
-    ("steady_after", "wrong", "advised"),
+    ("steady_moves", "wrong", "advised"),
     [(89, False, 89.0), (90, False, 90.0), (91, True, 91.0), (None, True, 90.0)],
     ids=["less", "equal", "more", "unusable"],
 )
 def test_recommend_backtest_change_is_wrong_if_it_costs_more_or_cannot_be_used(
-    steady_after: int | None, *, wrong: bool, advised: float
+    steady_moves: int | None, *, wrong: bool, advised: float
 ) -> None:
-    row = judged(moves(recorded=100, steady=50), moves(recorded=90, steady=steady_after))
+    row = judged(moves(recorded=100, steady=50), moves(recorded=90, steady=steady_moves))
     assert (row["change"], row["wrong"], row["cost_advised"]) == (True, wrong, advised)
 
 

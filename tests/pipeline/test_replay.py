@@ -367,6 +367,23 @@ def test_replay_arrival_rates_continue_over_a_recreated_topic() -> None:
     assert rates[[0, 4, 7, 11]].tolist() == pytest.approx([1.0] * 4)
 
 
+def test_replay_measures_the_first_and_the_last_step_by_the_samples_around_them() -> None:
+    """The queue's end grows by 2 a second, and the lag by 1; the history begins and ends between two samples."""
+    owners, *_ = (fact for fact in recorded_facts(generate_history(3, 7, 1)) if isinstance(fact, records.OwnersRecord))
+    owner = msgspec.structs.replace(next(iter(owners.members.values())), queues={"orders": {"a": "0"}})
+    owners = msgspec.structs.replace(owners, members={"m": owner}, releasing=[], unowned={})
+    samples: list[Fact] = []
+    for seconds in (-100, 200, 500, 800):
+        columns = records.Columns(ids=[0], first=[0], last=[1000 + 2 * seconds], committed=[800 + seconds])
+        time = owners.at + timedelta(seconds=seconds)
+        topics = {"orders": {"a": columns}}
+        samples.append(records.OffsetsRecord(schema=1, group=owners.group, at=time, topics=topics, verdicts={}))
+    history = rebuild_history(owners.group, [samples[0], owners, *samples[1:]], owners.at.timestamp() + 750)
+    assert history.begins == owners.at.timestamp()
+    assert history.arrivals[:, 0].tolist() == pytest.approx([2.0, 2.0, 2.0])
+    assert history.lag.tolist() == pytest.approx([200.0])
+
+
 def test_replay_credits_a_member_with_no_queue_that_it_has_handed_over() -> None:
     """One queue is handed over from m to n in the first step; then its rate grows from 1 to 5 a second."""
     owners, *_ = (fact for fact in recorded_facts(generate_history(3, 7, 1)) if isinstance(fact, records.OwnersRecord))

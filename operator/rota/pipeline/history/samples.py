@@ -70,10 +70,11 @@ class Samples(NamedTuple):
         by_sample = [column[is_kept] for column in self[2:]]
         return Samples(self.at[records], indices[self.record[is_kept]], *by_sample)
 
-    def last_per_step(self, step: int) -> "Samples":
-        """Return the last record of each step of so many microseconds, and its samples."""
-        steps = self.at // step
-        return self.keep(np.diff(steps, append=-1) != 0)
+    def thin(self, step: int) -> "Samples":
+        """Return the first record, and the last one of each step of so many microseconds, with their samples."""
+        is_needed = np.diff(self.at // step, append=-1) != 0
+        is_needed[:1] = True
+        return self.keep(is_needed)
 
     def sum_by_record(self, values: Integers | NDArray[np.bool_]) -> Integers:
         """Return the sum of values of samples for each record."""

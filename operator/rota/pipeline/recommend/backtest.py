@@ -29,25 +29,25 @@ BacktestRow = dict[str, Any]  # of BACKTEST
 
 
 def judge_advice(
-    before: Sequence[PolicyRow], after: Sequence[PolicyRow], weights: CostWeights, min_gain: float
+    first_half: Sequence[PolicyRow], second_half: Sequence[PolicyRow], weights: CostWeights, min_gain: float
 ) -> BacktestRow:
     """Return a group's row of BACKTEST from the results of its halves; `cut` is missing.
 
     Without a cost of the recorded policy in both halves the row has a problem, and no costs.
     """
-    advice = choose_policy(_cost(before, weights), min_gain)
-    ranked = _cost(after, weights)
+    advice = choose_policy(_cost(first_half, weights), min_gain)
+    ranked = _cost(second_half, weights)
     costs = {row["policy"]: row["cost"] for row in ranked if row["cost"] is not None}
     recorded = costs.get(RECORDED_POLICY)
     row: BacktestRow = {"group": advice["group"], "source": str(source_of(advice["group"]))}
     if advice["cost_now"] is None or recorded is None:
-        problems = (result["problem"] for result in [*before, *after] if result["policy"] == RECORDED_POLICY)
-        return row | {"problem": next(filter(None, problems), "The cost of the recorded policy is unknown")}
+        problem = _recorded_problem(first_half) or _recorded_problem(second_half)
+        return row | {"problem": problem or "The cost of the recorded policy is unknown"}
     use = advice["use"]
     best = next(candidate["policy"] for candidate in ranked if candidate["rank"] == 1)
     advised = costs.get(use, recorded)  # the operator rejects a policy that it cannot use, and the group keeps its own
     return row | {
-        "hours": next(result["hours"] for result in after if result["policy"] == RECORDED_POLICY),
+        "hours": _recorded_result(second_half)["hours"],
         "use": use,
         "change": advice["change"],
         "wrong": advice["change"] and (use not in costs or _costs_more(advised, recorded)),
@@ -63,8 +63,17 @@ def _cost(results: Iterable[PolicyRow], weights: CostWeights) -> list[dict[str, 
     return cost_policies(map(compute_measures, results), weights)
 
 
-def _costs_more(cost: float, other: float) -> bool:
-    return round(cost, COST_DECIMALS) > round(other, COST_DECIMALS)
+def _costs_more(cost: float, reference: float) -> bool:
+    return round(cost, COST_DECIMALS) > round(reference, COST_DECIMALS)
+
+
+def _recorded_result(half: Iterable[PolicyRow]) -> PolicyRow:
+    """Return the result of the recorded policy; an empty one if there is none."""
+    return next((result for result in half if result["policy"] == RECORDED_POLICY), {})
+
+
+def _recorded_problem(half: Iterable[PolicyRow]) -> str | None:
+    return _recorded_result(half).get("problem")
 
 
 def backtest_history(
@@ -73,9 +82,9 @@ def backtest_history(
     """Return the row of BACKTEST of a history, in this process; raise ValueError if it is too short."""
     halves = cut_history(history)
     tried: dict[str, PolicySpec | None] = {RECORDED_POLICY: None, **policies}
-    before = _replay_half(halves.before, tried)
-    after = _replay_half(halves.after, tried)
-    return judge_advice(before, after, weights, min_gain)
+    first_half = _replay_half(halves.first, tried)
+    second_half = _replay_half(halves.second, tried)
+    return judge_advice(first_half, second_half, weights, min_gain)
 
 
 def _replay_half(half: GroupHistory, policies: Mapping[str, PolicySpec | None]) -> list[PolicyRow]:
@@ -139,18 +148,20 @@ def _summarize_row(row: Mapping[str, Any], policies: Sequence[str]) -> BacktestS
     )
 
 
-def add_summaries(left: BacktestSummary, right: BacktestSummary) -> BacktestSummary:
+def add_summaries(summary: BacktestSummary, addend: BacktestSummary) -> BacktestSummary:
     """Return the sums of two disjoint sets of groups, for which the same policies were tested."""
     fields: dict[str, Any] = {}
     for name in BacktestSummary.__struct_fields__:
-        of_left = getattr(left, name)
-        of_right = getattr(right, name)
-        if isinstance(of_left, dict):
-            total = Counter(of_left)
-            total.update(of_right)
-            fields[name] = dict(total)
+        value = getattr(summary, name)
+        added = getattr(addend, name)
+        if isinstance(value, dict):
+            counts = Counter(value)
+            counts.update(added)
+            fields[name] = dict(counts)
+        elif name == "longest":
+            fields[name] = max(value, added)
         else:
-            fields[name] = max(of_left, of_right) if name == "longest" else of_left + of_right
+            fields[name] = value + added
     return BacktestSummary(**fields)
 
 

@@ -25,7 +25,7 @@ from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.job import TriedPolicies, divide_replays, history_size, persist_on_disk, replay_row
 from rota.spec import PolicySpec
 
-_HALF_FIELDS = {"after": BooleanType(), "cut": TIME}  # `after`: whether this is the second half
+_HALF_FIELDS = {"is_second": BooleanType(), "cut": TIME}  # the second half starts at the cut
 _HALVES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=TEXT, **_HALF_FIELDS)
 _HALF_RESULTS = StructType([*RESULTS.fields, *(StructField(name, kind) for name, kind in _HALF_FIELDS.items())])
 _SUMMARY = table_schema(summary=TEXT)  # JSON
@@ -76,14 +76,14 @@ def _cut_row(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         except ValueError as error:
             problem = str(error)
     if problem:
-        return [{"group": row["group"], "size": 0, "after": False, "problem": problem}]
-    cut = datetime.fromtimestamp(halves.after.begins, UTC)
+        return [{"group": row["group"], "size": 0, "is_second": False, "problem": problem}]
+    cut = datetime.fromtimestamp(halves.second.begins, UTC)
     return [
         {
             "group": row["group"],
             "size": history_size(half),
             "history": pickle.dumps(half),
-            "after": half is halves.after,
+            "is_second": half is halves.second,
             "cut": cut,
         }
         for half in halves
@@ -100,6 +100,8 @@ def _replay_batches(batches: Iterator[pa.RecordBatch], *, policies: TriedPolicie
 
 
 def _judge_group(results: list[dict[str, Any]], *, weights: CostWeights, min_gain: float) -> list[dict[str, Any]]:
-    before = [row for row in results if not row["after"]]
-    after = [row for row in results if row["after"]]
-    return [{"cut": results[0]["cut"]} | judge_advice(before, after, weights, min_gain)]
+    first_half: list[dict[str, Any]] = []
+    second_half: list[dict[str, Any]] = []
+    for row in results:
+        (second_half if row["is_second"] else first_half).append(row)
+    return [{"cut": results[0]["cut"]} | judge_advice(first_half, second_half, weights, min_gain)]

@@ -1,7 +1,7 @@
 """Cuts a history in two at a time, so that advice from the first half can be tested on the second.
 
-    before: begins ──────> cut      replayed under the recorded policies, this gives owners and lag at the cut
-    after:                 cut ──────> ends
+    first half:   begins ──────> cut      replayed under the recorded policies, this gives owners and lag at the cut
+    second half:                 cut ──────> ends
 
 Each half is a history of its own: the second starts with the members, queues, owners and lag that the first one ends
 with. The capacity of a member is that of the whole history in both halves, for every policy: it belongs to the model,
@@ -24,10 +24,10 @@ MIN_HALF_STEPS = 12  # steps: advice from less than an hour, or tested for less,
 
 
 class HistoryHalves(NamedTuple):
-    """A history before and after a time."""
+    """A history up to a time, and from then on."""
 
-    before: GroupHistory
-    after: GroupHistory
+    first: GroupHistory
+    second: GroupHistory
 
 
 def cut_history(history: GroupHistory, fraction: float = 0.5) -> HistoryHalves:
@@ -37,16 +37,16 @@ def cut_history(history: GroupHistory, fraction: float = 0.5) -> HistoryHalves:
         hours = (history.ends - history.begins) / 3600
         raise ValueError(f"Group {history.group} has {hours:.1f} hours of history; to test advice it needs two hours")
     at = history.begins + steps * STEP_SECONDS
-    before = replace(
+    first = replace(
         history,
         ends=at,
         changes=tuple(change for change in history.changes if change.at < at),
         arrivals=history.arrivals[:steps],
     )
-    metrics = ReplayMetrics(before)
-    recorded = Replay(before, None, metrics)
+    metrics = ReplayMetrics(first)
+    recorded = Replay(first, None, metrics)
     recorded.run()
-    after = replace(
+    second = replace(
         history,
         begins=at,
         document=recorded.document,
@@ -54,7 +54,7 @@ def cut_history(history: GroupHistory, fraction: float = 0.5) -> HistoryHalves:
         arrivals=history.arrivals[steps:],
         lag=np.array(metrics.traffic.lag),
     )
-    return HistoryHalves(before, after)
+    return HistoryHalves(first, second)
 
 
 def _changes_since(changes: Sequence[Change], at: float, document: Assignment) -> tuple[Change, ...]:
@@ -67,5 +67,5 @@ def _changes_since(changes: Sequence[Change], at: float, document: Assignment) -
     uids = {presence.uid for presence in present.members.values()}
     holders = {Holder(name, share.uid) for name, share in document.members.items()} | {*document.releases_by_holder}
     ended = {holder.name: MemberPresence(holder.uid, "Ended") for holder in holders if holder.uid not in uids}
-    first = replace(present, at=at, members={**ended, **present.members})  # a new pod may have the name of an old one
-    return first, *(change for change in changes if change.at >= at)
+    members = {**ended, **present.members}  # a new pod may have the name of an old one
+    return replace(present, at=at, members=members), *(change for change in changes if change.at >= at)

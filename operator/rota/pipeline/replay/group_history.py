@@ -17,7 +17,7 @@ from rota.documents import Assignment, Release, Share
 from rota.lag_columns import NOT_COMMITTED
 from rota.model import RETRY_TOPIC_PREFIX, Holder, Queue
 from rota.pipeline.history.ordering import MAX_CLOCK_SKEW_SECONDS
-from rota.pipeline.history.samples import MICROSECONDS, Places, Samples
+from rota.pipeline.history.samples import Places, Samples
 from rota.ranges import from_ranges
 from rota.records import Fact, HandoverRecord, MembershipRecord, Owner, OwnersRecord, Releasing
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
@@ -136,7 +136,8 @@ def build_history(
 ) -> GroupHistory:
     """Return the history of a group from its records and samples, each in order of time.
 
-    It ends with the last of them, unless `ends` is given. Raise ValueError if the history cannot be replayed.
+    It begins with the first `owners` record, and ends with the last record or sample, unless `ends` is given. Earlier
+    samples tell the rates from the beginning on. Raise ValueError if the history cannot be replayed.
     """
     first_owners = next((fact for fact in facts if isinstance(fact, OwnersRecord)), None)
     if first_owners is None:
@@ -145,7 +146,6 @@ def build_history(
         raise ValueError(f"Group {group} is Broadcasting: its queues have no owner")
     begins = first_owners.at.timestamp()
     facts = [fact for fact in facts if fact.at.timestamp() >= begins]
-    samples = samples.since(round(begins * MICROSECONDS))
     if ends is None:
         ends = max([facts[-1].at.timestamp(), *samples.seconds[-1:].tolist()])
     changes = tuple(_state_changes(group, first_owners, facts))
@@ -276,13 +276,22 @@ def _measure_flows(samples: Samples, places: Places, queues: Sequence[Queue], st
     """
     steps = max(1, int(np.ceil((end - start) / STEP_SECONDS)))
     edges: Rates = start + STEP_SECONDS * np.arange(steps + 1, dtype=np.float64)
+    if end > start:
+        edges[-1] = end  # the last step may be shorter than the others
     last, committed = _offset_arrays(samples, places, queues)
-    lag = np.zeros(len(queues))
-    if len(last):
-        lag = np.nan_to_num(np.maximum(last[0] - committed[0], 0.0))
     arrivals = _rates(samples.seconds, last, edges, _cumulative_arrivals)
     consumed = _rates(samples.seconds, committed, edges, np.maximum.accumulate)
-    return _Flows(arrivals, consumed, lag)
+    return _Flows(arrivals, consumed, _lag_at(start, samples.seconds, np.maximum(last - committed, 0.0)))
+
+
+def _lag_at(at: float, times: Rates, lag: Rates) -> Rates:
+    """Return the lag of each queue at a time, from samples of it by record and queue; 0 if it is never known."""
+    lag_at = np.zeros(lag.shape[1])
+    for column in range(lag.shape[1]):
+        is_known = ~np.isnan(lag[:, column])
+        if is_known.any():
+            lag_at[column] = np.interp(at, times[is_known], lag[is_known, column])
+    return lag_at
 
 
 def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) -> tuple[Rates, Rates]:

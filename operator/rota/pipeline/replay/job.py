@@ -71,7 +71,7 @@ def _build_history_rows(records: Iterator[pa.RecordBatch], *, sample_files: Samp
 def _build_history_row(rows: GroupRows) -> dict[str, Any]:
     """Return the row with a group's history or problem."""
     places = Places()
-    samples = _last_sample_per_step(rows.samples(places))
+    samples = _thin_samples(rows.samples(places))
     row: dict[str, Any] = {"group": rows.group, "size": 0}
     try:
         records = sort_facts(rows.records.of_kinds(REPLAYED_KINDS.values()))
@@ -82,10 +82,10 @@ def _build_history_row(rows: GroupRows) -> dict[str, Any]:
     return row
 
 
-def _last_sample_per_step(parts: Iterable[Samples]) -> Samples:
-    """Return only the last sample of each step: the others change nothing, since rates are constant within a step."""
-    kept = [part.last_per_step(_STEP_MICROSECONDS) for part in parts]  # each fits in memory, but not all of them
-    return concatenate(kept).last_per_step(_STEP_MICROSECONDS) if kept else _NO_SAMPLES
+def _thin_samples(parts: Iterable[Samples]) -> Samples:
+    """Return the first sample, and the last of each step: others change nothing, as rates are constant within it."""
+    thinned = [part.thin(_STEP_MICROSECONDS) for part in parts]  # each fits in memory, but not all of them
+    return concatenate(thinned).thin(_STEP_MICROSECONDS) if thinned else _NO_SAMPLES
 
 
 def history_size(history: GroupHistory) -> int:

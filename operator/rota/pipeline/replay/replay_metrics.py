@@ -21,6 +21,8 @@ MIN_OWNED_FRACTION = 0.01  # fraction of the time: a queue with an owner for les
 POINT_SECONDS = 2 * STEP_SECONDS  # seconds between two points of a plot
 POLICY_FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # a policy's fields by the option of a strategy
 
+SHARING_STATES = {"Ready", "Unready"}  # member states in which a member shares the queues
+
 MetricsRow = dict[str, Any]
 
 
@@ -52,11 +54,12 @@ class ReplayMetrics:
         self._holders: Mapping[Queue, Holder] = holders_of(history.document)
         self._status: Mapping[str, Any] = {}
         self._is_retry = np.array([queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in history.queues])
-        self._weighed_indexes = np.flatnonzero(
-            self.consumer_tracker.exists
-        )  # of queues that exist, without retry queues
+        # Of the queues that exist, without retry queues.
+        self._weighed_indexes = np.flatnonzero(self.consumer_tracker.exists)
         self._measured_rates: Weights | None = None
         self._measured_step = -1  # the step of `_measured_rates`; -1: not measured
+        self._imbalance: float | None = None
+        self._imbalance_step = -1  # the step of `_imbalance`; -1: not computed
 
     # Events.
 
@@ -71,6 +74,7 @@ class ReplayMetrics:
         self.traffic.set_queues(self.consumer_tracker.exists)
         self._weighed_indexes = np.flatnonzero(self.consumer_tracker.exists & ~self._is_retry)
         self._measured_step = -1
+        self._imbalance_step = -1
 
     def record_plan(self, plan: Plan, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
         """Count the changes of a plan; `owned`: the owners by the document in force after it."""
@@ -82,7 +86,8 @@ class ReplayMetrics:
             if problem.reason is Reason.STRATEGY_FAILED and not self.problem:
                 self.problem = _policy_error(problem.message)
         self._status = plan.status
-        self._sharing_count = sum(_is_sharing(holder, plan, document) for holder in self._member_numbers)
+        self._sharing_count = self._count_sharing(plan, document)
+        self._imbalance_step = -1
         if plan.document:
             # A queue without a previous holder is assigned, not moved.
             self.moves += sum(self._holders.get(queue, holder) != holder for queue, holder in owned.items())
@@ -93,6 +98,14 @@ class ReplayMetrics:
             self._owners[:] = -1
             for queue, holder in owned.items():
                 self._owners[self._index_of_queue[queue]] = self._member_numbers.get(holder, -1)
+
+    def _count_sharing(self, plan: Plan, document: Assignment) -> int:
+        """Count the members that share the queues: Ready or Unready by the plan, with an entry in the document."""
+        count = 0
+        for name, share in document.members.items():
+            is_counted = plan.member_states.get(name) in SHARING_STATES
+            count += is_counted and Holder(name, share.uid) in self._member_numbers
+        return count
 
     # Passing of time.
 
@@ -121,11 +134,18 @@ class ReplayMetrics:
 
     def _add_point(self) -> None:
         at = datetime.fromtimestamp(self.traffic.now, UTC)
-        lag = float(self.traffic.lag.sum())
-        self.series.append({"at": at, "lag": lag, "imbalance": self._load_imbalance(), "moves": self.moves})
+        imbalance = self._load_imbalance()
+        self.series.append({"at": at, "lag": self.traffic.total_lag, "imbalance": imbalance, "moves": self.moves})
 
     def _load_imbalance(self) -> float | None:
         """Return the busiest member's load (the arrivals of its queues) over the mean: 1 is even, None unknown."""
+        step = self.traffic.step_at(self.traffic.now)
+        if step != self._imbalance_step:  # neither rates nor owners change within a step, unless a plan comes
+            self._imbalance = self._compute_imbalance()
+            self._imbalance_step = step
+        return self._imbalance
+
+    def _compute_imbalance(self) -> float | None:
         if not self._sharing_count:
             return None
         rates = self.traffic.arrival_rates(self.traffic.now)
@@ -185,10 +205,3 @@ def _policy_error(message: str) -> str:
     for option, field in POLICY_FIELDS.items():
         message = message.replace(f" {option}", f" spec.options.{field}")
     return message.removesuffix(STRATEGY_FAILED_SUFFIX)
-
-
-def _is_sharing(holder: Holder, plan: Plan, document: Assignment) -> bool:
-    """Whether a member shares the queues: it is Ready or Unready by the plan, and has an entry in the document."""
-    share = document.members.get(holder.name)
-    has_entry = share is not None and share.uid == holder.uid
-    return has_entry and plan.member_states.get(holder.name) in {"Ready", "Unready"}

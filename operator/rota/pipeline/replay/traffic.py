@@ -23,8 +23,9 @@ class TrafficModel:
         self._begins = begins
         self._capacity = capacity
         self.lag = lag.astype(float)
+        self.total_lag = float(lag.sum())
         self.now = begins
-        self.peak_lag = float(lag.sum())
+        self.peak_lag = self.total_lag
         self.lag_seconds = 0.0  # integral of the lag over time: messages times seconds
         self._exists = np.ones(arrivals.shape[1])  # 1 for each queue that exists
         self._first_step = np.zeros(arrivals.shape[1], dtype=np.intp)  # the first full step of each queue
@@ -50,6 +51,7 @@ class TrafficModel:
         self._first_step[present & (self._exists == 0)] = int(np.ceil((self.now - self._begins) / STEP_SECONDS))
         self._exists = present.astype(float)
         self.lag *= self._exists
+        self.total_lag = float(self.lag.sum())
 
     def mean_rates(self, at: float) -> Rates:
         """Return each queue's mean rate over the last hour, or since the queue was added; NaN before its first step."""
@@ -67,15 +69,17 @@ class TrafficModel:
             self.now = end
 
     def _advance_in_step(self, seconds: float, rates: Rates, consumers: Indexes, member_count: int) -> None:
-        lag_at_start = float(self.lag.sum())
         demand = self.lag + rates * seconds
-        owners = np.where(consumers < 0, member_count, consumers)  # the last index collects queues without a consumer
-        member_demand = np.bincount(owners, weights=demand, minlength=member_count + 1)
-        capacity = np.full(member_count + 1, self._capacity * seconds)
-        capacity[member_count] = 0.0
-        ratio = np.divide(capacity, member_demand, out=np.ones_like(capacity), where=member_demand > 0)
-        consumed_fraction = np.minimum(1.0, ratio)
-        self.lag = demand * (1.0 - consumed_fraction[owners])
-        lag_at_end = float(self.lag.sum())
-        self.peak_lag = max(self.peak_lag, lag_at_end)
-        self.lag_seconds += seconds * (lag_at_start + lag_at_end) / 2
+        # By member; index 0 collects the queues without a consumer (-1), which have no capacity.
+        member_demand = np.bincount(consumers + 1, weights=demand, minlength=member_count + 1)
+        capacity = self._capacity * seconds
+        if member_demand[1:].max(initial=0.0) <= capacity:  # every member consumes all of its demand
+            self.lag = np.where(consumers < 0, demand, 0.0)
+        else:
+            consumed_fraction = capacity / np.maximum(member_demand, capacity)
+            consumed_fraction[0] = 0.0
+            self.lag = demand * (1.0 - consumed_fraction[consumers + 1])
+        lag_at_start = self.total_lag
+        self.total_lag = float(self.lag.sum())
+        self.peak_lag = max(self.peak_lag, self.total_lag)
+        self.lag_seconds += seconds * (lag_at_start + self.total_lag) / 2
