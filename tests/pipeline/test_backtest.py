@@ -23,7 +23,7 @@ from rota.pipeline.recommend.backtest import (
 )
 from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
 from rota.pipeline.recommend.history_halves import cut_history
-from rota.pipeline.replay.group_history import STEP_SECONDS
+from rota.pipeline.replay.group_history import STEP_SECONDS, MemberPresence
 from rota.pipeline.synthetic.histories import KINDS, generate_history
 from rota.spec import parse_policy
 
@@ -81,6 +81,19 @@ def test_replay_of_a_cut_history_reassigns_queues_of_pods_that_are_gone_at_the_c
     assert first["moves"] + second["moves"] == whole["moves"] == 8
     assert first["pause_seconds"] + second["pause_seconds"] == pytest.approx(whole["pause_seconds"])
     assert first["duplicates"] + second["duplicates"] == whole["duplicates"] == 8
+
+
+def test_replay_of_a_cut_history_reassigns_queues_of_a_pod_that_was_replaced_by_a_namesake_before_the_cut() -> None:
+    """While the namesake starts, the document names the former pod."""
+    starting = {"a": MemberPresence("uid-new", "Joining")}
+    ready = {"a": MemberPresence("uid-new", "Ready")}
+    history = a_history((HOUR - 20.0, starting), (HOUR + 600, ready))
+    first, second = cut_history(history)
+    assert second.document.members["a"].uid == "uid-a"
+    whole = replay_row(history)
+    halves = replay_row(first), replay_row(second)
+    assert halves[0]["pause_seconds"] + halves[1]["pause_seconds"] == pytest.approx(whole["pause_seconds"])
+    assert whole["pause_seconds"] == pytest.approx(8 * 620, rel=0.01)
 
 
 def test_replay_of_a_cut_history_finishes_a_handover_in_progress() -> None:

@@ -16,7 +16,14 @@ from msgspec import Struct
 from rota.pipeline.common.history_sources import source_of
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import CostWeights
-from rota.pipeline.recommend.group_costs import COST_DECIMALS, PolicyRow, choose_policy, compute_measures, cost_policies
+from rota.pipeline.recommend.group_costs import (
+    COST_DECIMALS,
+    PolicyRow,
+    choose_policy,
+    compute_measures,
+    cost_policies,
+    find_row,
+)
 from rota.pipeline.recommend.history_halves import cut_history
 from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.policy_replay import replay_policies
@@ -37,14 +44,19 @@ def judge_advice(
     """
     advice = choose_policy(_cost(first_half, weights), min_gain)
     ranked = _cost(second_half, weights)
-    costs = {row["policy"]: row["cost"] for row in ranked if row["cost"] is not None}
+    costs: dict[str, float] = {}
+    for candidate in ranked:
+        if candidate["cost"] is not None:
+            costs[candidate["policy"]] = candidate["cost"]
     recorded = costs.get(RECORDED_POLICY)
     row: BacktestRow = {"group": advice["group"], "source": str(source_of(advice["group"]))}
     if advice["cost_now"] is None or recorded is None:
         problem = _recorded_problem(first_half) or _recorded_problem(second_half)
         return row | {"problem": problem or "The cost of the recorded policy is unknown"}
     use = advice["use"]
-    best = next(candidate["policy"] for candidate in ranked if candidate["rank"] == 1)
+    cheapest = find_row(ranked, "rank", 1)
+    assert cheapest is not None  # noqa: S101 - the recorded policy has a rank at least
+    best = cheapest["policy"]
     advised = costs.get(use, recorded)  # the operator rejects a policy that it cannot use, and the group keeps its own
     return row | {
         "hours": _recorded_result(second_half)["hours"],
@@ -69,7 +81,7 @@ def _costs_more(cost: float, reference: float) -> bool:
 
 def _recorded_result(half: Iterable[PolicyRow]) -> PolicyRow:
     """Return the result of the recorded policy; an empty one if there is none."""
-    return next((result for result in half if result["policy"] == RECORDED_POLICY), {})
+    return find_row(half, "policy", RECORDED_POLICY) or {}
 
 
 def _recorded_problem(half: Iterable[PolicyRow]) -> str | None:
@@ -88,8 +100,10 @@ def backtest_history(
 
 
 def _replay_half(half: GroupHistory, policies: Mapping[str, PolicySpec | None]) -> list[PolicyRow]:
-    results = replay_policies(half, policies)
-    return [result | {"group": half.group, "policy": name} for name, result in results.items()]
+    results: list[PolicyRow] = []
+    for name, result in replay_policies(half, policies).items():
+        results.append(result | {"group": half.group, "policy": name})
+    return results
 
 
 class BacktestSummary(Struct, frozen=True, kw_only=True):
@@ -113,7 +127,7 @@ class BacktestSummary(Struct, frozen=True, kw_only=True):
     @property
     def best_single(self) -> str | None:
         """The policy that costs least in hindsight if all groups use it; None if no group can use any."""
-        usable = [name for name in self.costs if self.usable.get(name)]
+        usable = filter(self.usable.get, self.costs)
         return min(usable, key=lambda name: (self.costs[name], name), default=None)
 
 
@@ -131,6 +145,12 @@ def _summarize_row(row: Mapping[str, Any], policies: Sequence[str]) -> BacktestS
         return BacktestSummary(untested=1)
     recorded = row["cost_recorded"]
     saved = recorded - row["cost_advised"]
+    costs: dict[str, float] = {}
+    usable: dict[str, int] = {}
+    for name in policies:
+        costs[name] = row["costs"].get(name, recorded)
+        if name in row["costs"]:
+            usable[name] = 1
     return BacktestSummary(
         groups=1,
         longest=row["hours"],
@@ -142,8 +162,8 @@ def _summarize_row(row: Mapping[str, Any], policies: Sequence[str]) -> BacktestS
         recorded=recorded,
         advised=row["cost_advised"],
         best=row["cost_best"],
-        costs={name: row["costs"].get(name, recorded) for name in policies},
-        usable={name: 1 for name in policies if name in row["costs"]},
+        costs=costs,
+        usable=usable,
         sources={row["source"]: 1},
     )
 
@@ -180,7 +200,9 @@ def backtest_lines(summary: BacktestSummary) -> list[BacktestLine]:
     single = summary.best_single
     best_single_cost = None if single is None else summary.costs[single]
     costs = {BEST_IN_HINDSIGHT: summary.best, ADVISED: summary.advised, RECORDED_POLICY: summary.recorded}
-    costs |= {name: cost for name, cost in sorted(summary.costs.items()) if summary.usable.get(name)}
+    for name in sorted(summary.costs):
+        if summary.usable.get(name):
+            costs[name] = summary.costs[name]
     lines: list[BacktestLine] = []
     for name, cost in sorted(costs.items(), key=lambda item: round(item[1], COST_DECIMALS)):
         unusable = summary.groups - summary.usable[name] if name in summary.usable else 0

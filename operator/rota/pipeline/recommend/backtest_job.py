@@ -8,13 +8,13 @@ All steps run in Python workers; the driver receives one summary for each partit
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
+from pyspark.sql.types import BinaryType, BooleanType, StructType
 
 from rota.pipeline.common.columns import arrow_schema, map_groups
 from rota.pipeline.common.schemas import BACKTEST, COUNT, RECORDED_POLICY, RESULTS, TEXT, TIME, table_schema
@@ -27,7 +27,7 @@ from rota.spec import PolicySpec
 
 _HALF_FIELDS = {"is_second": BooleanType(), "cut": TIME}  # the second half starts at the cut
 _HALVES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=TEXT, **_HALF_FIELDS)
-_HALF_RESULTS = StructType([*RESULTS.fields, *(StructField(name, kind) for name, kind in _HALF_FIELDS.items())])
+_HALF_RESULTS = StructType([*RESULTS.fields, *table_schema(**_HALF_FIELDS).fields])
 _SUMMARY = table_schema(summary=TEXT)  # JSON
 
 
@@ -46,13 +46,16 @@ def summarize_backtest(backtest: DataFrame, policies: Sequence[str]) -> Backtest
     """Return the sums of BACKTEST over all groups; `policies` are the names of the tested policies."""
 
     def summarize_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        summary = reduce(add_summaries, (summarize(_rows(batch), policies) for batch in batches), BacktestSummary())
+        summary = BacktestSummary()
+        for batch in batches:
+            summary = add_summaries(summary, summarize(_rows(batch), policies))
         text = msgspec.json.encode(summary).decode()
         yield pa.RecordBatch.from_pylist([{"summary": text}], schema=arrow_schema(_SUMMARY))
 
-    parts = backtest.mapInArrow(summarize_batches, _SUMMARY).collect()
-    summaries = (msgspec.json.decode(row["summary"], type=BacktestSummary) for row in parts)
-    return reduce(add_summaries, summaries, BacktestSummary())
+    total = BacktestSummary()
+    for row in backtest.mapInArrow(summarize_batches, _SUMMARY).collect():
+        total = add_summaries(total, msgspec.json.decode(row["summary"], type=BacktestSummary))
+    return total
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -94,9 +97,9 @@ def _replay_batches(batches: Iterator[pa.RecordBatch], *, policies: TriedPolicie
     schema = arrow_schema(_HALF_RESULTS)
     for batch in batches:
         for row in batch.to_pylist():
-            half = {name: row[name] for name in _HALF_FIELDS}
-            results = [result | half for result in replay_row(row, policies)]
-            yield pa.RecordBatch.from_pylist(results, schema=schema)
+            half = {"is_second": row["is_second"], "cut": row["cut"]}
+            for result in replay_row(row, policies):
+                yield pa.RecordBatch.from_pylist([result | half], schema=schema)
 
 
 def _judge_group(results: list[dict[str, Any]], *, weights: CostWeights, min_gain: float) -> list[dict[str, Any]]:

@@ -32,17 +32,21 @@ PolicyRow = Mapping[str, Any]
 
 def compute_measures(result: PolicyRow) -> dict[str, Any]:
     """Return the measures of one group and policy from its row of RESULTS; None: unknown."""
-    measures: dict[str, float | None] = {
-        name: _per_day(result[column], result["hours"]) for name, column in _COUNTED.items()
-    }
+    measures: dict[str, float | None] = {}
+    for name, column in _COUNTED.items():
+        measures[name] = _per_day(result[column], result["hours"])
     imbalance = result["imbalance"]
     doublings = [_count_doublings(result["lag_mean"]), _count_doublings(result["lag_peak"])]
     measures["imbalance"] = None if imbalance is None else imbalance - 1  # 1 is even
     measures["lag"] = None if None in doublings else sum(filter(None, doublings)) / 2
     measures["lag_mean"] = result["lag_mean"]  # this and the next one are for reports, not for the cost
     measures["lag_peak"] = result["lag_peak"]
-    identity = {name: result[name] for name in ("group", "policy", "strategy", "problem")}
-    return identity | {name: _finite_or_none(value) for name, value in measures.items()}
+    row: dict[str, Any] = {}
+    for name in ("group", "policy", "strategy", "problem"):
+        row[name] = result[name]
+    for name, value in measures.items():
+        row[name] = _finite_or_none(value)
+    return row
 
 
 def _per_day(value: float | None, hours: float | None) -> float | None:
@@ -62,7 +66,7 @@ def _finite_or_none(value: float | None) -> float | None:
 
 def cost_policies(measured: Iterable[PolicyRow], weights: CostWeights) -> list[dict[str, Any]]:
     """Return a group's rows of measures with `cost`, its parts and `rank`; a policy with a problem has none of them."""
-    rows = [dict(row) for row in measured]
+    rows = list(map(dict, measured))
     usable = [row for row in rows if row["problem"] is None]
     known = {name for name in MEASURES if all(row[name] is not None for row in usable)}
     for row in rows:
@@ -82,14 +86,19 @@ def _rank_order(row: PolicyRow) -> tuple[float, bool, bool, float, str]:
     return round(row["cost"], COST_DECIMALS), is_other, moves is None, moves or 0.0, row["policy"]
 
 
+def find_row(rows: Iterable[PolicyRow], column: str, value: object) -> PolicyRow | None:
+    """Return the first row with this value in a column; None if there is none."""
+    return next((row for row in rows if row[column] == value), None)
+
+
 def choose_policy(costs: Sequence[PolicyRow], min_gain: float) -> dict[str, Any]:
     """Return a group's row of CHOSEN from its rows of costs; a change needs a gain of at least `min_gain`.
 
     The gain is unknown without a current cost, and 0 without a change. The explanation also gets what the cheapest
     policy would save if that is too little for a change.
     """
-    current = next((row for row in costs if row["policy"] == RECORDED_POLICY), None)
-    cheapest = next((row for row in costs if row["rank"] == 1), None)
+    current = find_row(costs, "policy", RECORDED_POLICY)
+    cheapest = find_row(costs, "rank", 1)
     cost_now = current["cost"] if current else None
     best = cheapest["policy"] if cheapest else None
     gain: float | None = None

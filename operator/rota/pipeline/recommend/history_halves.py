@@ -8,15 +8,14 @@ with. The capacity of a member is that of the whole history in both halves, for 
 and a history does not keep what it was measured from.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from rota.documents import Assignment
-from rota.model import Holder
-from rota.pipeline.replay.group_history import STEP_SECONDS, Change, GroupHistory, MemberPresence
+from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 
@@ -37,10 +36,11 @@ def cut_history(history: GroupHistory, fraction: float = 0.5) -> HistoryHalves:
         hours = (history.ends - history.begins) / 3600
         raise ValueError(f"Group {history.group} has {hours:.1f} hours of history; to test advice it needs two hours")
     at = history.begins + steps * STEP_SECONDS
+    change_count = bisect_left(history.changes, at, key=attrgetter("at"))  # of the changes in the first half
     first = replace(
         history,
         ends=at,
-        changes=tuple(change for change in history.changes if change.at < at),
+        changes=history.changes[:change_count],
         arrivals=history.arrivals[:steps],
     )
     metrics = ReplayMetrics(first)
@@ -50,22 +50,8 @@ def cut_history(history: GroupHistory, fraction: float = 0.5) -> HistoryHalves:
         history,
         begins=at,
         document=recorded.document,
-        changes=_changes_since(history.changes, at, recorded.document),
+        changes=(replace(first.changes[-1], at=at), *history.changes[change_count:]),
         arrivals=history.arrivals[steps:],
         lag=np.array(metrics.traffic.lag),
     )
     return HistoryHalves(first, second)
-
-
-def _changes_since(changes: Sequence[Change], at: float, document: Assignment) -> tuple[Change, ...]:
-    """Return the state just before a time, as the first change, and the changes from then on.
-
-    Owners by the document whose pods are gone are in the first state as ended pods: otherwise the planner would wait
-    for a proof that they have stopped, which a replay gives only when a pod goes.
-    """
-    present = next((change for change in reversed(changes) if change.at < at), changes[0])
-    uids = {presence.uid for presence in present.members.values()}
-    holders = {Holder(name, share.uid) for name, share in document.members.items()} | {*document.releases_by_holder}
-    ended = {holder.name: MemberPresence(holder.uid, "Ended") for holder in holders if holder.uid not in uids}
-    members = {**ended, **present.members}  # a new pod may have the name of an old one
-    return replace(present, at=at, members=members), *(change for change in changes if change.at >= at)

@@ -35,7 +35,7 @@ _MEASURED = table_schema(
 def _measure_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     schema = arrow_schema(_MEASURED)
     for batch in batches:
-        yield pa.RecordBatch.from_pylist([compute_measures(row) for row in batch.to_pylist()], schema=schema)
+        yield pa.RecordBatch.from_pylist(list(map(compute_measures, batch.to_pylist())), schema=schema)
 
 
 def compute_costs(results: DataFrame, weights: CostWeights) -> DataFrame:

@@ -3,10 +3,12 @@
 Built from journal records or by the synthetic generator; `rota.pipeline.replay.replay` replays it under any policy.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import filterfalse
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -145,11 +147,11 @@ def build_history(
     if first_owners.model == "Broadcasting":
         raise ValueError(f"Group {group} is Broadcasting: its queues have no owner")
     begins = first_owners.at.timestamp()
-    facts = [fact for fact in facts if fact.at.timestamp() >= begins]
+    facts = facts[bisect_left(facts, first_owners.at, key=attrgetter("at")) :]
     if ends is None:
         ends = max([facts[-1].at.timestamp(), *samples.seconds[-1:].tolist()])
     changes = tuple(_state_changes(group, first_owners, facts))
-    queues = tuple(sorted(frozenset().union(*(change.queues for change in changes))))
+    queues = tuple(sorted(frozenset().union(*map(attrgetter("queues"), changes))))
     if not queues:
         raise ValueError(f"Group {group} has no queues")
     if ends - begins > MAX_HISTORY_SECONDS:
@@ -170,11 +172,13 @@ def build_history(
     )
 
 
-def planner_spec(group: str, queues: Iterable[Queue], ordering: str) -> GroupSpec:
+def planner_spec(group: str, queues: Sequence[Queue], ordering: str) -> GroupSpec:
     """Return the group's spec as the planner needs it; the broker's address is a placeholder."""
-    all_topics = [queue.topic for queue in queues]
-    subscribed = sorted({topic for topic in all_topics if not topic.startswith(RETRY_TOPIC_PREFIX)})
-    topics = subscribed or all_topics[:1]  # a spec needs a topic, even if only retry queues are known
+    subscribed: set[str] = set()
+    for queue in queues:
+        if not queue.topic.startswith(RETRY_TOPIC_PREFIX):
+            subscribed.add(queue.topic)
+    topics = sorted(subscribed) or [queues[0].topic]  # a spec needs a topic, even if only retry queues are known
     return parse_group(
         {
             "metadata": {"name": group.partition("/")[2]},

@@ -94,12 +94,14 @@ class Replay:
 
     def _set_queues(self, queues: frozenset[Queue]) -> None:
         self._queues = queues
-        topics: dict[str, list[Queue]] = {topic.topic: [] for topic in self.history.spec.subscriptions}
+        topics: dict[str, list[Queue]] = {}
+        for subscription in self.history.spec.subscriptions:
+            topics[subscription.topic] = []
         for queue in sorted(queues):
             topics.setdefault(queue.topic, []).append(queue)
-        self._queue_views = {
-            topic: QueueView(tuple(routed), stable_for=FOREVER_SECONDS) for topic, routed in topics.items()
-        }
+        self._queue_views = {}
+        for topic, routed in topics.items():
+            self._queue_views[topic] = QueueView(tuple(routed), stable_for=FOREVER_SECONDS)
         self.metrics.set_queues(queues)
 
     # Times of plans.

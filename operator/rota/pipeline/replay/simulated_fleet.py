@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
+from operator import attrgetter
 
 from rota.documents import Assignment
 from rota.model import Poke
@@ -40,6 +41,9 @@ class SimulatedFleet:
         The first members, at the start of the history, have obeyed it already.
         """
         is_start = self._clock.now == self._clock.begins and not self.members
+        if is_start:  # a pod that the document names, and that does not exist, has ended before
+            present_uids = {presence.uid for presence in presences.values()}
+            self.deleted_uids = _uids_in(document) - present_uids
         for name, presence in presences.items():
             member = self.members.get(name)
             if member and member.uid == presence.uid:
@@ -99,9 +103,7 @@ class SimulatedFleet:
         """Schedule that members obey a new document, and drop deleted uids that it does not name."""
         followers = [member for member in self.members.values() if member.may_obey]
         self._schedule_event(OBEY_SECONDS, partial(self._obey_all, followers, document))
-        owner_uids = {share.uid for share in document.members.values()}
-        # The planner does not look up other uids.
-        self.deleted_uids &= owner_uids.union(holder.uid for holder in document.releases_by_holder)
+        self.deleted_uids &= _uids_in(document)  # the planner does not look up other uids
 
     def _obey_all(self, followers: Iterable[SimulatedMember], document: Assignment) -> None:
         for member in followers:
@@ -139,3 +141,8 @@ class SimulatedFleet:
     def to_pods(self) -> tuple[PodSnapshot, ...]:
         """Return the pods by name as input of the planner."""
         return tuple(member.to_pod(self._clock.now) for _, member in sorted(self.members.items()))
+
+
+def _uids_in(document: Assignment) -> frozenset[str]:
+    """Return the uids of all pods that a document names."""
+    return frozenset(map(attrgetter("uid"), document.entry_holders | document.releases_by_holder.keys()))

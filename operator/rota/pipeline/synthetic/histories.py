@@ -5,6 +5,7 @@ A history depends only on the seed and the group's number, so any group can be r
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -197,8 +198,8 @@ def generate_history(
     is_large = count >= LARGE_GROUP_QUEUES
     fleet.start_pods(LARGE_GROUP_PODS if is_large else min(int(rng.integers(2, 9)), max(2, count)))
     fleet.record_change(START_SECONDS)
-    chances = [chance for _, chance in SCENARIOS]
-    scenario, _ = SCENARIOS[int(rng.choice(len(SCENARIOS), p=chances))]
+    scenarios, chances = zip(*SCENARIOS, strict=True)
+    scenario: Scenario = scenarios[int(rng.choice(len(scenarios), p=chances))]
     policy = POLICIES[int(rng.integers(len(POLICIES)))]
     skew = float(rng.choice([0.2, 0.2, 0.5, 1.5]))
     if kind:
@@ -234,7 +235,10 @@ def build_fleet_history(
         members={name: Share(first[name].uid, tuple(sorted(share))) for name, share in shares.items()},
     )
     routes = frozenset(queues)
-    changes = [Change(at, members, routes, policy) for at, members in sorted(fleet.changes, key=lambda pair: pair[0])]
+    changes: list[Change] = []
+    for at, members in sorted(fleet.changes, key=itemgetter(0)):
+        if at < ends:
+            changes.append(Change(at, members, routes, policy))
     peak_of_group = float(np.quantile(arrivals.sum(axis=1), sizing_quantile))
     peak_of_queue = float(np.quantile(arrivals, sizing_quantile, axis=0).max())
     return GroupHistory(
@@ -243,7 +247,7 @@ def build_fleet_history(
         begins=START_SECONDS,
         ends=ends,
         document=document,
-        changes=tuple(change for change in changes if change.at < ends),
+        changes=tuple(changes),
         queues=queues,
         arrivals=arrivals,
         lag=np.zeros(len(queues)),
