@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from rota.object_store import ObjectStore, open_store
-from rota.pipeline.lake.delta_log import DataFile, DeltaLog, FileChanges, last_run
+from rota.pipeline.lake.data_files import DataFile
+from rota.pipeline.lake.delta_log import DeltaLog, FileChanges, last_run
 from rota.pipeline.lake.snapshots import SnapshotStore
 from rota.pipeline.lake.tables import Lake
 
@@ -28,7 +29,7 @@ def write_file(store: ObjectStore, *groups: str, day: date = DAY) -> DataFile:
     """Write a Parquet file that no version contains yet."""
     content = io.BytesIO()
     pq.write_table(pa.table({"group": list(groups)}), content)
-    path = f"batch=test-{secrets.token_hex(6)}/date={day.isoformat()}/part-0.parquet"
+    path = f"date={day.isoformat()}/test-{secrets.token_hex(6)}.parquet"
     assert store.create(f"lake/groups/{path}", content.getvalue())
     return DataFile(path, len(content.getvalue()), len(groups), {"date": day.isoformat()})
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from pipeline.lake_folders import DAY, facts_of, ingest, reasons, table_rows, verdict_line, write_segment
 from rota.object_store import FolderStore, ObjectInfo, open_store
 from rota.pipeline.ingest import batch
-from rota.pipeline.lake.parquet_files import TableSpec
+from rota.pipeline.lake.data_files import TableSpec
 from rota.pipeline.lake.runs import PlannedSegment
 from rota.pipeline.lake.table import Table
 from rota.pipeline.lake.tables import TABLES, Lake

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
-from rota.pipeline.ingest.row_files import write_row_files
 from rota.pipeline.ingest.rows import TABLES_BY_KIND, LineBatch
 from rota.pipeline.ingest.segment_lines import SegmentLine
+from rota.pipeline.lake.data_files import FileTarget, write_rows
 from rota.pipeline.lake.tables import Lake
 from rota.ranges import from_ranges
 from rota.records import decode_record, journal_record
@@ -255,7 +255,7 @@ def test_ingest_rows_have_the_columns_of_their_tables_and_are_equal_when_spark_r
     lake = Lake(str(tmp_path))
     for kind, kind_rows in batch.to_rows("a.jsonl.gz", DAY).items():
         spec = TABLES_BY_KIND[kind]
-        files = write_row_files(lake.store, spec, "batch=run1-a", pa.Table.from_batches([kind_rows]))
+        files = write_rows(pa.Table.from_batches([kind_rows]), FileTarget(lake.uri, spec, "run1"))
         frame = lake.table(spec.name).read_files(spark, files)
         assert frame.schema == spec.schema
         read = {bytes(row["digest"]): row for row in frame.collect()}

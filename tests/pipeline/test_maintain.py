@@ -20,7 +20,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pipeline.lake_folders import ingest, reasons, table_rows, verdict_line, write_segment
 from rota.cli import main
 from rota.object_store import open_store
-from rota.pipeline.lake.delta_log import DataFile, DeltaLog, FileChanges, list_files
+from rota.pipeline.lake.data_files import DataFile
+from rota.pipeline.lake.delta_log import DeltaLog, FileChanges, list_files
 from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
 from rota.pipeline.lake.tables import TABLES, Lake
 from rota.pipeline.lake.upkeep.maintenance import Maintenance, MaintenanceSummary, check_clock
@@ -38,7 +39,7 @@ def log_of(lake: Lake) -> DeltaLog:
     return DeltaLog(lake.store, VERDICT, SPEC.schema, SPEC.partitions)
 
 
-def append(lake: Lake, day: date, *reasons: str, folder: str = "", run: int | None = None) -> int:
+def append(lake: Lake, day: date, *reasons: str, run: int | None = None) -> int:
     """Append rows of a day to the table of verdicts, without Spark, and return its version."""
     rows = [
         {"group": "shop/orders", "at": datetime(day.year, day.month, day.day, tzinfo=UTC), "reason": r} for r in reasons
@@ -47,7 +48,7 @@ def append(lake: Lake, day: date, *reasons: str, folder: str = "", run: int | No
     table = pa.Table.from_pylist([dict.fromkeys(schema.names) | row for row in rows], schema=schema)
     content = io.BytesIO()
     pq.write_table(table.drop_columns(["date"]), content)
-    path = f"{folder or f'batch=run-{secrets.token_hex(6)}'}/date={day.isoformat()}/part-0.parquet"
+    path = f"date={day.isoformat()}/run-{secrets.token_hex(6)}.parquet"
     assert lake.store.create(f"{VERDICT}/{path}", content.getvalue())
     file = DataFile(path, len(content.getvalue()), len(rows), {"date": day.isoformat()})
     version = log_of(lake).commit(lambda _: FileChanges([file]), run).version
@@ -166,18 +167,17 @@ def test_lake_maintenance_refuses_a_clock_that_differs_from_the_store(lake: Lake
 
 
 def test_lake_maintenance_removes_files_of_killed_commands_but_no_young_ones(lake: Lake) -> None:
-    for folder in ("batch=run9-killed/date=2026-01-01", "batch=run9-killed/_temporary/0"):
-        lake.store.create(f"{VERDICT}/{folder}/part-9.parquet", b"orphan")
+    lake.store.create(f"{VERDICT}/date=2026-01-01/run9-killed.parquet", b"orphan")
     assert maintain(lake).tables[VERDICT].removed_files == 0
     maintain(lake, after_days=8)
     assert [info.key for info in lake.store.list_objects(VERDICT) if "killed" in info.key] == []
 
 
-def test_lake_maintenance_in_a_folder_leaves_no_checksums_and_empty_folders(tmp_path: Path) -> None:
+def test_lake_maintenance_in_a_folder_leaves_no_empty_folders(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    publish(lake, append(lake, YESTERDAY, "a", folder="batch=1"))
-    (tmp_path / VERDICT / "batch=1" / f"date={YESTERDAY}" / ".part-0.parquet.crc").write_bytes(b"crc")
-    publish(lake, append(lake, YESTERDAY, "b", folder="batch=2"))
+    publish(lake, append(lake, YESTERDAY, "a"))
+    lake.store.create(f"{VERDICT}/date=2026-01-01/run9-killed.parquet", b"orphan")
+    publish(lake, append(lake, YESTERDAY, "b"))
     maintain(lake)
     maintain(lake, after_days=8)
     assert sorted(path.name for path in (tmp_path / VERDICT).iterdir()) == ["_delta_log", f"date={YESTERDAY}"]

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from rota.cli.commands.pipeline.opened_lake import OpenedLake
 from rota.object_store import open_store
-from rota.pipeline.lake.parquet_files import TableSpec
+from rota.pipeline.lake.data_files import TableSpec
 from rota.pipeline.lake.table import Table
 from rota.pipeline.lake.tables import TABLES, Lake
 
@@ -130,7 +130,7 @@ def test_table_merge_drops_rows_that_the_same_date_has(spark: SparkSession, tabl
 
 def test_table_merge_reads_only_files_of_the_same_dates(spark: SparkSession, table: Table) -> None:
     table.append(frame(spark, "a"), run=1)
-    (other_day,) = Path(table.uri).glob("batch=*/date=2026-11-21")
+    other_day = Path(table.uri) / "date=2026-11-21"
     table.append(frame(spark, "b", NEXT_DAY), run=2)
     other_day.rename(other_day.with_name("moved"))
     assert table.merge(frame(spark, "bc", NEXT_DAY), run=3) == (2, 1)
@@ -275,7 +275,7 @@ def test_table_compacted_by_deltalake_is_read_together_with_newer_files(spark: S
 def test_table_names_a_data_file_that_is_missing(spark: SparkSession, table: Table) -> None:
     table.append(frame(spark, "a"), run=1)
     table.append(frame(spark, "b", NEXT_DAY), run=2)
-    (missing,) = Path(table.uri).glob("batch=*/date=2026-11-22/*.parquet")
+    (missing,) = Path(table.uri).glob("date=2026-11-22/*.parquet")
     missing.unlink()
     with pytest.raises(ValueError, match=rf"{missing.name} is missing; restore it"):
         table.read(spark, 1)

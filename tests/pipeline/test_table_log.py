@@ -20,8 +20,8 @@ from pipeline.lake_files import (
 )
 from rota.object_store import open_store
 from rota.pipeline.lake.columns import compare_columns
+from rota.pipeline.lake.data_files import TableSpec
 from rota.pipeline.lake.delta_log import FileChanges, last_run, list_files
-from rota.pipeline.lake.parquet_files import TableSpec
 from rota.pipeline.lake.storage import storage_options
 from rota.pipeline.lake.table import Table
 

@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 
 from ground.s3 import Bucket, S3Server
 from ground.s3.faults import FaultProxy
-from pipeline.lake_files import append_file, open_log, write_file
+from pipeline.lake_files import GROUPS, append_file, open_log, write_file
 from rota.object_store import StoreError, open_store
 from rota.pipeline.lake import storage
+from rota.pipeline.lake.data_files import FileTarget, TableSpec, write_partitions
 from rota.pipeline.lake.delta_log import FileChanges, list_files
-from rota.pipeline.lake.parquet_tasks import FileTarget, write_partitions
 from rota.pipeline.lake.storage import check_root, spark_pattern, spark_uri, storage_options
 
 
@@ -103,14 +103,14 @@ def test_table_file_that_a_bucket_refuses_is_told(
 ) -> None:
     monkeypatch.setattr("rota.object_store.bucket.RETRIES", 1)
     proxy.answer(503)
-    target = FileTarget(f"{uri}/lake/groups", "batch=run1-a", ())
+    target = FileTarget(uri, TableSpec("lake/groups", GROUPS, ()), "run1")
     batch = pa.RecordBatch.from_pydict({"digest": [secrets.token_bytes(32) for _ in range(rows)]})
-    with pytest.raises(StoreError, match=r"part-.* cannot be written: the server answered 503"):
+    with pytest.raises(StoreError, match=r"run1-.* cannot be written: the server answered 503"):
         list(write_partitions(iter([batch]), target=target))
     proxy.heal()
     [written] = write_partitions(iter([batch]), target=target)
     [file] = written.to_pylist()
-    content = open_store(target.table_uri).read(file["path"])
+    content = open_store(uri).read(f"lake/groups/{file['path']}")
     assert (len(content), pq.read_metadata(pa.BufferReader(content)).num_rows) == (file["size_bytes"], rows)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rota.cli.commands.pipeline.spark_errors import describe_user_error
 
-OBJECT = "s3a://bucket/lake/offsets/batch=run1-a/date=2026-11-21/part-0.parquet"
+OBJECT = "s3a://bucket/lake/offsets/date=2026-11-21/run1-a.parquet"
 DENIED = f"java.nio.file.AccessDeniedException: {OBJECT}: "
 S3_ERROR = (
     "software.amazon.awssdk.services.s3.model.S3Exception: Forbidden (Service: S3, Status Code: {}, Request ID: a)"

@@ -35,7 +35,6 @@ from pyspark.sql import SparkSession
 from rota.object_store import ObjectStore
 from rota.object_store.segments import segment_hour
 from rota.pipeline.ingest.ingested_rows import drop_ingested_rows
-from rota.pipeline.ingest.row_files import attempt_folder, write_row_files
 from rota.pipeline.ingest.rows import KINDS, table_columns
 from rota.pipeline.ingest.shares import (
     KindRows,
@@ -46,10 +45,11 @@ from rota.pipeline.ingest.shares import (
     segment_day,
     share_segments,
 )
+from rota.pipeline.lake.data_files import FileTarget, write_rows
 from rota.pipeline.lake.runs import PlannedSegment, RunPlan
 from rota.pipeline.lake.snapshots import LakeSnapshot
 from rota.pipeline.lake.table import Table, TableCommit, TableHead
-from rota.pipeline.lake.tables import FILES_TABLE, INGESTED_TABLES, Lake
+from rota.pipeline.lake.tables import FILES_TABLE, INGESTED_TABLES, TABLES, Lake
 from rota.sentences import join_names
 
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
@@ -178,18 +178,17 @@ class IngestRun:
 
     def _append_rows(self, plan: RunPlan) -> dict[str, TableCommit]:
         self._lake.add_missing_columns()
-        folder = attempt_folder(plan.number)
-        target = ShareTarget(self._journal.uri, self._lake.uri, folder)
+        target = ShareTarget(self._journal.uri, self._lake.uri, _label(plan))
         result = _merge_results(self._ingest_shares(plan, target))
         self._check_missing(plan, result.segments)
         commits: dict[str, TableCommit] = {}
         for kind in KINDS:
             if kind in result.rows:
                 table = self._lake.table(f"lake/{kind}")
-                commits[kind] = self._append(plan, table, result.rows[kind], folder)
+                commits[kind] = self._append(plan, table, result.rows[kind])
         ledger_rows = _ledger_rows(plan.number, result.segments)
         with self._step(self._ledger.name):
-            files = write_row_files(self._lake.store, FILES_TABLE, folder, ledger_rows)
+            files = write_rows(ledger_rows, FileTarget(self._lake.uri, FILES_TABLE, _label(plan)))
             self._ledger.append_files(files, plan.number)
         return commits
 
@@ -203,7 +202,7 @@ class IngestRun:
         shares = share_segments(plan.segments, min(tasks, len(plan.segments)))
         return context.parallelize(shares, len(shares)).map(partial(ingest_share, target=target)).collect()
 
-    def _append(self, plan: RunPlan, table: Table, rows: KindRows, folder: str) -> TableCommit:
+    def _append(self, plan: RunPlan, table: Table, rows: KindRows) -> TableCommit:
         """Append the rows of a run to a table, each once, and without those that it has."""
         with self._step(table.name):
             if _may_repeat(rows.short_digests):
@@ -213,7 +212,8 @@ class IngestRun:
                 return table.append_files(rows.files, plan.number)
             if rows.count > SMALL_TABLE_ROWS:
                 return table.merge_files(rows.files, plan.number, self._start_spark)
-            new_files = drop_ingested_rows(self._lake.store, table, folder, rows.files)
+            target = FileTarget(self._lake.uri, TABLES[table.name], _label(plan))
+            new_files = drop_ingested_rows(table, target, rows.files)
             return table.append_files(new_files, plan.number)
 
     def _check_missing(self, plan: RunPlan, segments: Iterable[SegmentCounts]) -> None:
@@ -322,3 +322,8 @@ def _ledger_rows(run: int, segments: Iterable[SegmentCounts]) -> pa.Table:
 def _times_of_missing(day: date) -> tuple[datetime, datetime]:
     """Return the times of the day: an earlier attempt of the run may have appended the segment's records."""
     return datetime.combine(day, time.min, UTC), datetime.combine(day, time.max, UTC)
+
+
+def _label(plan: RunPlan) -> str:
+    """Return the first part of the names of a run's files."""
+    return f"run{plan.number}"

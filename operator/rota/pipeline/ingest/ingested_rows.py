@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from rota.object_store import ObjectStore
-from rota.pipeline.ingest.row_files import PartitionRows, read_file, write_file
-from rota.pipeline.lake.delta_log import DataFile
+from rota.object_store import open_store
+from rota.pipeline.lake.data_files import DataFile, FileTarget, read_file, write_file
 from rota.pipeline.lake.table import Table
 
 
-def drop_ingested_rows(store: ObjectStore, table: Table, folder: str, files: Sequence[DataFile]) -> list[DataFile]:
+def drop_ingested_rows(table: Table, target: FileTarget, files: Sequence[DataFile]) -> list[DataFile]:
     """Return files without the rows whose digest a row of the same day has in the table; new files, where needed."""
+    store = open_store(target.lake_uri)
     version = table.version()
     if version is None:
         return list(files)
@@ -39,5 +39,5 @@ def drop_ingested_rows(store: ObjectStore, table: Table, folder: str, files: Seq
         if new_rows.num_rows == rows.num_rows:
             new_files.append(file)
         elif new_rows.num_rows:
-            new_files.append(write_file(store, table.name, folder, PartitionRows(file.partition, new_rows)))
+            new_files.append(write_file(new_rows, file.partition, target))
     return new_files

@@ -18,7 +18,7 @@ from rota.model import single_line
 from rota.pipeline.common.columns import arrow_schema
 from rota.pipeline.ingest.lines import check_offsets, read_line
 from rota.pipeline.ingest.segment_lines import SegmentLine
-from rota.pipeline.lake.parquet_files import TableSpec
+from rota.pipeline.lake.data_files import TableSpec
 from rota.pipeline.lake.tables import OFFSET_BUCKETS, QUARANTINE_TABLE, RECORD_TABLES
 from rota.records import AnyRecord, Columns, OffsetsRecord
 

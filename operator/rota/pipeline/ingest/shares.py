@@ -18,10 +18,9 @@ import pyarrow.compute as pc
 
 from rota.object_store import open_store
 from rota.object_store.segments import segment_hour
-from rota.pipeline.ingest.row_files import write_row_files
 from rota.pipeline.ingest.rows import TABLES_BY_KIND, LineBatch
 from rota.pipeline.ingest.segment_lines import MISSING_REASON, SegmentLine, iterate_lines
-from rota.pipeline.lake.delta_log import DataFile
+from rota.pipeline.lake.data_files import DataFile, FileTarget, write_rows
 from rota.pipeline.lake.runs import PlannedSegment
 
 DATE_CHARACTERS = 10
@@ -36,7 +35,7 @@ class ShareTarget(NamedTuple):
 
     journal_uri: str
     lake_uri: str
-    folder: str  # of the attempt, below the folder of each table
+    label: str  # the first part of the names of its files
 
 
 class SegmentCounts(NamedTuple):
@@ -127,8 +126,7 @@ class ShareWriter:
 
     def __init__(self, target: ShareTarget) -> None:
         self._journal = open_store(target.journal_uri)
-        self._lake = open_store(target.lake_uri)
-        self._folder = target.folder
+        self._target = target
         self._last_segments: dict[bytes, str] = {}  # by digest of each line: the key of the last segment that has it
         self._rows: dict[str, list[pa.RecordBatch]] = {}  # that are not written yet, by kind
         self._row_bytes = 0
@@ -168,7 +166,7 @@ class ShareWriter:
         """Write the rows that are in memory."""
         for kind, batches in self._rows.items():
             rows = pa.Table.from_batches(batches)
-            files = write_row_files(self._lake, TABLES_BY_KIND[kind], self._folder, rows)
+            files = write_rows(rows, FileTarget(self._target.lake_uri, TABLES_BY_KIND[kind], self._target.label))
             self.written.setdefault(kind, KindRows()).extend(_describe_rows(rows, files))
         self._rows = {}
         self._row_bytes = 0

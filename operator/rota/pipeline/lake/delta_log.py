@@ -16,27 +16,13 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from pyspark.sql.types import StructType
 
 from rota.object_store import ObjectStore
+from rota.pipeline.lake.data_files import DataFile
 from rota.pipeline.lake.reading.log_reader import LogReader, first_line
 from rota.pipeline.lake.storage import storage_errors, storage_options
 
 APP = "ingest"  # name of the app transactions, whose versions are the numbers of ingest runs
 # Snapshots name old versions: `rota pipeline maintain` alone removes what none of them needs.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
-
-
-class DataFile(NamedTuple):
-    """A Parquet file of a table."""
-
-    path: str  # relative to the table
-    size_bytes: int
-    rows: int | None  # None: another program has added the file without statistics
-    partition: Mapping[str, str | None]  # values by partition column, as in the log
-    added_at: datetime | None = None  # when it was committed; None: not yet
-
-    @property
-    def date(self) -> str | None:
-        """Value of the partition column `date`."""
-        return self.partition.get("date")
 
 
 class FileChanges(NamedTuple):

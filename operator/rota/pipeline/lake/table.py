@@ -13,16 +13,16 @@ from pyspark.sql.types import StructType
 
 from rota.object_store import ObjectStore
 from rota.pipeline.lake.columns import compare_columns, fields_to_add
+from rota.pipeline.lake.data_files import DataFile, TableSpec
 from rota.pipeline.lake.delta_log import (
     CommitResult,
-    DataFile,
     DeltaLog,
     FileChanges,
     last_run,
     list_files,
     stored_schema,
 )
-from rota.pipeline.lake.parquet_files import FileBatch, ParquetFiles, TableSpec
+from rota.pipeline.lake.parquet_files import FileBatch, ParquetFiles
 from rota.pipeline.lake.reading.arrow_rows import collect_rows
 from rota.pipeline.lake.storage import native_filesystem
 from rota.pipeline.lake.upkeep.vacuum import RemovedFiles, remove_unused_files, trim_log

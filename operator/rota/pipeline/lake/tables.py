@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from rota.object_store import FOLDER_SCHEME, open_store, parse_location
 from rota.pipeline.common import schemas
-from rota.pipeline.lake.parquet_files import TableSpec
+from rota.pipeline.lake.data_files import TableSpec
 from rota.pipeline.lake.runs import RunStore
 from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
 from rota.pipeline.lake.storage import check_root
@@ -42,12 +42,21 @@ _FILES = schemas.table_schema(
     last_at=TimestampType(),
     date=DateType(),
 )
+# Dictionaries of offsets themselves, which are nearly all different, would cost time and make files larger.
+_OFFSETS_DICTIONARIES = (
+    "group",
+    "topics.key_value.key",
+    "topics.key_value.value.key_value.key",
+    "verdicts.key_value.key",
+)
 _OFFSETS = _with_columns(schemas.JOURNAL_SCHEMAS["offsets"], digest=BinaryType(), bucket=IntegerType())
 
 
 def _record_table(kind: str, schema: StructType) -> TableSpec:
     if kind == "offsets":
-        return TableSpec("lake/offsets", _OFFSETS, partitions=("date", "bucket"), order=("group", "at"))
+        return TableSpec(
+            "lake/offsets", _OFFSETS, ("date", "bucket"), order=("group", "at"), dictionaries=_OFFSETS_DICTIONARIES
+        )
     order = ("group", "at") if "group" in schema.fieldNames() else ("at",)
     return TableSpec(f"lake/{kind}", _with_columns(schema, digest=BinaryType()), order=order)
 

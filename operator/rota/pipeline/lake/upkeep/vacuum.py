@@ -34,7 +34,7 @@ def remove_unused_files(
     for info in removed:
         store.delete(info.key)
         if parse_location(store.uri).scheme == FOLDER_SCHEME:
-            _remove_traces(Path(store.uri), info.key, name)
+            _remove_empty_folders(Path(store.uri), info.key, name)
     return RemovedFiles(len(removed), sum(info.size_bytes for info in removed))
 
 
@@ -42,12 +42,10 @@ def _is_unused(path: str, needed: Collection[str]) -> bool:
     return not path.startswith("_delta_log/") and path not in needed
 
 
-def _remove_traces(root: Path, key: str, name: str) -> None:
-    """Remove the checksum that Spark writes beside a file, and folders that are empty now."""
-    path = root / key
+def _remove_empty_folders(root: Path, key: str, name: str) -> None:
+    """Remove the folders of a removed file that are empty now."""
     with suppress(OSError):
-        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-        for folder in path.parents:
+        for folder in (root / key).parents:
             if folder == root / name:
                 break
             folder.rmdir()
