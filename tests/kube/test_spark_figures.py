@@ -11,20 +11,21 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from kube.scraped import metric_values
 from kube.world import OperatedNamespace, add_two_members
-from pipeline.lake_folders import history_of_lake, ingest
+from pipeline.lake_folders import facts_of, history_of_lake, ingest
 from rota.kube.http.broadcaster import Broadcaster
 from rota.kube.observers import Observers
 from rota.kube.telemetry.journal.journal_writer import Journal
 from rota.kube.telemetry.trace_export import TraceExporter
 from rota.pipeline.common.spark_session import create_session
+from rota.pipeline.history.reading.buckets import History
 from rota.pipeline.history.tables import (
-    History,
-    Report,
+    HistoryReport,
     compute_history,
     select_intervals,
     select_rollup,
     select_violations,
 )
+from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.replay.job import build_histories, persist_on_disk, replay_histories
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -113,12 +114,11 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
 
 def ingested_figures(spark: SparkSession, lake: Path) -> dict[str, Any]:
     ingest(spark, lake)
-    return figures_of(history_of_lake(spark, lake))
+    return figures_of(facts_of(spark, lake), history_of_lake(spark, lake))
 
 
-def figures_of(history: History) -> dict[str, Any]:
-    facts = history.facts
-    hours = select_rollup(compute_history(history, [Report.ROLLUP]))
+def figures_of(facts: Facts, history: History) -> dict[str, Any]:
+    hours = select_rollup(compute_history(history, [HistoryReport.ROLLUP]))
     sums = hours.select(
         F.sum("moved_queues").alias("moved"),
         F.sum("handovers").alias("handovers"),
@@ -127,7 +127,7 @@ def figures_of(history: History) -> dict[str, Any]:
         ),
     ).collect()[0]
     [lasted] = facts.rebalance.agg(F.sum("seconds").alias("it")).collect()
-    audit = compute_history(history, [Report.AUDIT])
+    audit = compute_history(history, [HistoryReport.AUDIT])
     [handed] = select_intervals(audit).agg(F.sum("seconds").alias("it")).collect()
     histories = persist_on_disk(build_histories(history))
     [played] = replay_histories(histories, {}).results.select("moves", "problem").collect()

@@ -12,12 +12,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampType
 
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, QUARANTINE
+from rota.pipeline.history.reading.buckets import History
 from rota.pipeline.history.reading.sample_files import SampleFiles, list_sample_files
-from rota.pipeline.history.tables import History
 from rota.pipeline.ingest.facts import Facts
-from rota.pipeline.ingest.rows import bucket_of
 from rota.pipeline.lake.snapshots import EMPTY_SNAPSHOT
-from rota.pipeline.lake.tables import Lake
+from rota.pipeline.lake.tables import OFFSET_BUCKETS, Lake
 
 
 def frames(spark: SparkSession, lines: Iterable[Mapping[str, Any]]) -> Facts:
@@ -35,10 +34,11 @@ def history_of(
     """Return the records as frames, and the samples in two files of each bucket: those of odd and of even minutes."""
     facts = frames(spark, lines)
     table = Lake(str(folder)).table("lake/offsets")
-    rows = facts.offsets.withColumn("bucket", bucket_of("group")).withColumn("digest", F.lit(None).cast("binary"))
+    bucket = F.pmod(F.crc32(F.col("group").cast("binary")), F.lit(OFFSET_BUCKETS)).cast("int")
+    rows = facts.offsets.withColumn("bucket", bucket).withColumn("digest", F.lit(None).cast("binary"))
     for odd in range(2):
         table.append(rows.where(F.minute("at") % 2 == odd), odd + 1)
-    return History(facts, sample_files(folder, since), since)
+    return History(vars(facts), sample_files(folder, since), since)
 
 
 def sample_files(folder: Path, since: date | None = None) -> SampleFiles:

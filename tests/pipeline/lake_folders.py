@@ -7,8 +7,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from rota.object_store import open_store
-from rota.pipeline.history.reading.sample_files import list_sample_files
-from rota.pipeline.history.tables import History
+from rota.pipeline.history.reading.buckets import History, read_history
+from rota.pipeline.history.tables import HISTORY_KINDS
 from rota.pipeline.ingest.batch import AtStep, IngestSummary, ingest_journal, no_step
 from rota.pipeline.ingest.facts import Facts, read_facts
 from rota.pipeline.lake.tables import Lake
@@ -47,7 +47,7 @@ def facts_of(spark: SparkSession, lake: Path, since: date | None = None, snapsho
 
 def history_of_lake(spark: SparkSession, lake: Path) -> History:
     opened = Lake(str(lake))
-    return History(facts_of(spark, lake), list_sample_files(opened, opened.snapshot()))
+    return read_history(spark, opened, opened.snapshot(), HISTORY_KINDS)
 
 
 def table_rows(lake: Path, kind: str) -> list[dict[str, object]]:

@@ -145,9 +145,9 @@ def verdict_times(*groups: str) -> Iterator[pa.RecordBatch]:
 
 
 def test_rollup_joins_records_and_samples_of_each_group() -> None:
-    offsets = pa.RecordBatch.from_pylist([row("b", 5), row("b", 6), row("d", 7)], SCHEMA)
+    offsets = pa.RecordBatch.from_pylist([row("b", 5), row("b", 6), row("d", 7), row("e", 8)], SCHEMA)
     groups: dict[str, tuple[GroupRecords, int]] = {}
-    for rows in read_groups(verdict_times("a", "b", "b", "c"), iter([offsets])):
+    for rows in read_groups(verdict_times("a", "b", "b", "c"), [offsets], "e".__ne__):
         groups[rows.group] = (rows.records, sum(batch.num_rows for batch in rows.offsets))
     assert {group: samples for group, (_, samples) in groups.items()} == {"a": 0, "b": 2, "c": 0, "d": 1}
     times = {group: records.recorded_until for group, (records, _) in groups.items()}

@@ -18,16 +18,17 @@ from pipeline.test_rollup import HOUR, offsets_line
 from rota.pipeline.common.schemas import INTERVALS, ROLLUP, VIOLATIONS
 from rota.pipeline.history.audit import Audit, audit_group
 from rota.pipeline.history.measures import roll_up
+from rota.pipeline.history.reading.buckets import History
 from rota.pipeline.history.result_rows import interval_row, violation_row
 from rota.pipeline.history.samples import Places
 from rota.pipeline.history.tables import (
-    History,
-    Report,
+    HistoryReport,
     compute_history,
     select_intervals,
     select_rollup,
     select_violations,
 )
+from rota.pipeline.lake.tables import OFFSET_BUCKETS
 from rota.pipeline.synthetic.histories import generate_history
 from rota.pipeline.synthetic.journaling_replay import JournalingReplay
 from rota.records import journal_record
@@ -114,16 +115,19 @@ def expected_audit(lines: list[Line]) -> list[list[dict[str, Any]]]:
     return [sorted(map(normalize, rows), key=str) for rows in (intervals, violations)]
 
 
+@pytest.mark.parametrize("tasks", [None, 3 * OFFSET_BUCKETS])
 @pytest.mark.usefixtures("small_batches")
-def test_rollup_by_spark_has_the_rows_of_each_groups_fold(history: History, lines: list[Line]) -> None:
-    rollup = select_rollup(compute_history(history, [Report.ROLLUP]))
+def test_rollup_by_spark_has_the_rows_of_each_groups_fold(
+    history: History, lines: list[Line], tasks: int | None
+) -> None:
+    rollup = select_rollup(compute_history(history, [HistoryReport.ROLLUP], tasks))
     assert rollup.schema == ROLLUP
     assert collect(rollup) == expected_rollup(lines)
 
 
 @pytest.mark.usefixtures("small_batches")
 def test_timeline_by_spark_has_the_rows_of_each_groups_fold(history: History, lines: list[Line]) -> None:
-    rows = compute_history(history, [Report.AUDIT]).persist()
+    rows = compute_history(history, [HistoryReport.AUDIT]).persist()
     assert select_intervals(rows).schema == INTERVALS
     assert select_violations(rows).schema == VIOLATIONS
     assert [collect(select_intervals(rows)), collect(select_violations(rows))] == expected_audit(lines)
@@ -139,7 +143,7 @@ def test_pipeline_run_has_the_rows_of_rollup_and_timeline_by_one_pass(
     day_before = since - timedelta(days=1)
     earlier = [line | {"at": f"{day_before}T{line['at'].partition('T')[2]}"} for line in HOUR[:5]]
     history = history_of(spark, [*earlier, *lines], tmp_path)._replace(audited_since=since)
-    rows = compute_history(history, list(Report)).persist()
+    rows = compute_history(history, list(HistoryReport)).persist()
     audited = [line for line in lines if line["at"] >= f"{since}"]
     assert len(audited) < len(lines)
     assert collect(select_rollup(rows)) == expected_rollup([*earlier, *lines])
@@ -147,8 +151,8 @@ def test_pipeline_run_has_the_rows_of_rollup_and_timeline_by_one_pass(
     rows.unpersist()
 
 
-@pytest.mark.parametrize("reports", [[Report.ROLLUP], [Report.AUDIT], list(Report)], ids=",".join)
-def test_rollup_and_timeline_take_one_shuffle_and_no_window(history: History, reports: list[Report]) -> None:
+@pytest.mark.parametrize("reports", [[HistoryReport.ROLLUP], [HistoryReport.AUDIT], list(HistoryReport)], ids=",".join)
+def test_rollup_and_timeline_take_one_shuffle_and_no_window(history: History, reports: list[HistoryReport]) -> None:
     plan = compute_history(history, reports)._jdf.queryExecution().executedPlan().toString()
     assert len(re.findall(r"\bExchange\b", plan)) == 1
     assert len(re.findall(r"\bSort\b", plan)) == 1
@@ -161,11 +165,11 @@ def test_rollup_of_each_bucket_is_a_task_of_its_own_also_by_adaptive_plans(
 ) -> None:
     spark.conf.set("spark.sql.adaptive.enabled", "true")
     try:
-        assert collect(select_rollup(compute_history(history, [Report.ROLLUP]))) == expected_rollup(lines)
+        assert collect(select_rollup(compute_history(history, [HistoryReport.ROLLUP]))) == expected_rollup(lines)
     finally:
         spark.conf.set("spark.sql.adaptive.enabled", "false")
 
 
 def test_rollup_and_timeline_of_an_empty_journal_are_empty(spark: SparkSession, tmp_path: Path) -> None:
-    history = History(frames(spark, []), sample_files(tmp_path))
-    assert compute_history(history, list(Report)).collect() == []
+    history = History(vars(frames(spark, [])), sample_files(tmp_path))
+    assert compute_history(history, list(HistoryReport)).collect() == []

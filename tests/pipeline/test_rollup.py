@@ -1,12 +1,20 @@
 """A group's metrics of an hour in which the value of each metric is known."""
 
+import json
+import re
+from collections import Counter
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from pipeline.group_lines import gaps_in, group_records, samples_in
 from pipeline.journal_lines import handover_line, iso_time, owners_line, plan_line, time_at
+from pipeline.lake_folders import ingest, write_segment
+from rota.cli import main
 from rota.pipeline.history.measures import roll_up
 from rota.pipeline.history.samples import Places
 from rota.records import journal_record
@@ -119,3 +127,47 @@ def test_rollup_has_no_row_for_an_hour_without_records() -> None:
         time_at(0),
         time_at(7200),
     ]
+
+
+OPERATORS = re.compile(r"^[\s:|*+-]*(\w+) \(\d+\)$", re.MULTILINE)  # of the tree in a plan's description
+
+
+def executed_operators(spark: SparkSession, *command: object) -> Counter[str]:
+    """Return how often each operator is in the plans of all queries of a command.
+
+    The plan of a frame that is kept in memory is part of the plan of each query that reads it.
+    """
+    store = spark._jsparkSession.sharedState().statusStore()
+    earlier_count = store.executionsCount()
+    result = CliRunner().invoke(main, ["pipeline", *map(str, command)])
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    counts: Counter[str] = Counter()
+    executions = store.executionsList()
+    for index in range(earlier_count, executions.size()):
+        tree, _, _ = executions.apply(index).physicalPlanDescription().partition("\n\n\n")
+        counts.update(OPERATORS.findall(tree))
+    return counts
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lake = tmp_path_factory.mktemp("budget") / "lake"
+    content = b"".join(
+        json.dumps(line).encode() + b"\n" for line in [*HOUR, *(offsets_line(60, 1), offsets_line(120, 1))]
+    )
+    write_segment(lake, "08-a.jsonl.gz", content)
+    ingest(spark, lake)
+    return lake
+
+
+@pytest.mark.parametrize(
+    ("command", "most_exchanges", "most_sorts"), [("rollup", 2, 2), ("timeline", 2, 4), ("run", 5, 6)]
+)
+def test_rollup_and_timeline_commands_shuffle_and_sort_rarely_and_use_no_window(
+    spark: SparkSession, lake: Path, command: str, most_exchanges: int, most_sorts: int
+) -> None:
+    operators = executed_operators(spark, command, lake)
+    assert operators["MapInArrow"] >= 1
+    assert operators["Exchange"] <= most_exchanges
+    assert operators["Sort"] <= most_sorts
+    assert operators["Window"] == operators["Generate"] == 0

@@ -16,7 +16,7 @@ from pipeline.lake_folders import history_of_lake, ingest, write_segment
 from rota.object_store import open_store
 from rota.object_store.segments import parse_segment
 from rota.pipeline.common.schemas import RESULTS, SERIES
-from rota.pipeline.history.tables import History
+from rota.pipeline.history.reading.buckets import History
 from rota.pipeline.recommend.cost_weights import CostWeights
 from rota.pipeline.recommend.ranking import compute_costs
 from rota.pipeline.replay.group_history import GroupHistory

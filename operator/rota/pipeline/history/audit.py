@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from enum import StrEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 from rota.model import Queue
@@ -103,8 +104,10 @@ def audit_group(records: GroupRecords, gaps: Gaps) -> Audit:
     for queue, holdings in account.holdings():
         audit.intervals.extend(intervals(queue, holdings, obeyed))
         audit.violations.extend(violations(queue, holdings))
-        neglected = map(unowned_times.find_violation, unowned_periods(queue, holdings))
-        audit.violations.extend(violation for violation in neglected if violation)
+        for period in unowned_periods(queue, holdings):
+            violation = unowned_times.find_violation(period)
+            if violation:
+                audit.violations.append(violation)
     return audit
 
 
@@ -149,8 +152,7 @@ class UnownedTimes:
     """The parts of periods without an owner that count: while the group had queues, up to its last record."""
 
     def __init__(self, account: OwnershipAccount, recorded_until: datetime | None) -> None:
-        self._assignments = [period for period in assignment_periods(account.entries) if period.may_have_queues]
-        self._starts = [period.since for period in self._assignments]
+        self._assignments = list(filter(attrgetter("may_have_queues"), assignment_periods(account.entries)))
         self._recorded_until = recorded_until
 
     def parts(self, period: UnownedPeriod) -> Iterator[UnownedPart]:
@@ -158,8 +160,9 @@ class UnownedTimes:
         if self._recorded_until is None:
             return
         end = period.until or self._recorded_until
-        first = max(bisect_right(self._starts, period.since) - 1, 0)
-        for assignment in self._assignments[first : bisect_right(self._starts, end)]:
+        since_of = attrgetter("since")
+        first = max(bisect_right(self._assignments, period.since, key=since_of) - 1, 0)
+        for assignment in self._assignments[first : bisect_right(self._assignments, end, key=since_of)]:
             since = max(period.since, assignment.since)
             until = min(end, assignment.until or self._recorded_until)
             if since < until:
@@ -170,8 +173,8 @@ class UnownedTimes:
         neglected = [part for part in self.parts(period) if part.members > 0]
         if not neglected:
             return None
-        since = min(part.since for part in neglected)
-        until = max(part.until for part in neglected)
+        since = neglected[0].since
+        until = neglected[-1].until
         why = "No owner, although members were present"
         return Violation(period.queue, ViolationKind.UNOWNED, since, until, (), why)
 
@@ -270,8 +273,8 @@ def _find_unknown(queue: Queue, holding: Holding) -> Violation | None:
     owner = holding.statement.owner
     is_at_break = holding.is_last_in_epoch and entry.epoch_end is not None and entry.epoch_end.is_break
     if is_at_break and owner.uid is not None and holding.end:
-        known_again = [at for at in (following.since if following else None, entry.next_owners_at) if at]
-        until = min(known_again, default=None)
+        times = (following.since if following else None, entry.next_owners_at)
+        until = min(filter(None, times), default=None)
         why = "Records are missing"
         return Violation(queue, ViolationKind.UNKNOWN, holding.end, until, _names(owner.name), why)
     if holding.certain_until is None:
@@ -284,4 +287,4 @@ def _find_unknown(queue: Queue, holding: Holding) -> Violation | None:
 
 def _names(*names: str | None) -> tuple[str, ...]:
     """Return the names that are known."""
-    return tuple(name for name in names if name is not None)
+    return tuple(filter(None, names))

@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import TypeVar
 
+import numpy as np
+
 from rota.pipeline.history.hours import hour_of
 from rota.pipeline.history.ordering import AssignmentRecord
 from rota.pipeline.history.samples import Integers
@@ -46,11 +48,15 @@ class GroupRecords:
         """Add the times, in microseconds since 1970, of records that describe the state."""
         if len(at):
             self._add_state_time(to_time(int(at.max())))
-            self.hours.update(hour_of(to_time(hour)) for hour in {*(at // MICROS_PER_HOUR * MICROS_PER_HOUR).tolist()})
+            for hour in np.unique(at // MICROS_PER_HOUR).tolist():
+                self.hours.add(to_time(hour * MICROS_PER_HOUR))
 
     def since(self, at: datetime) -> "GroupRecords":
         """Return the records from a full hour on."""
-        later = GroupRecords(record for records in self._by_kind.values() for record in records if record.at >= at)
+        later = GroupRecords()
+        for record in chain.from_iterable(self._by_kind.values()):
+            if record.at >= at:
+                later.add(record)
         later.hours = {hour for hour in self.hours if hour >= at}
         if self.recorded_until and self.recorded_until >= at:
             later.recorded_until = self.recorded_until

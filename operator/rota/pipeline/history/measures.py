@@ -128,9 +128,9 @@ def roll_up(
 def _summarize_ownership(account: OwnershipAccount, obeyed: ObeyedTimes) -> _OwnershipSummary:
     summary = _OwnershipSummary([], [], Counter())
     for queue, holdings in account.holdings():
-        summary.handovers.extend(
-            interval for interval in intervals(queue, holdings, obeyed) if interval.seconds is not None
-        )
+        for interval in intervals(queue, holdings, obeyed):
+            if interval.seconds is not None:
+                summary.handovers.append(interval)
         summary.unowned.extend(unowned_periods(queue, holdings))
         for holding in holdings:
             uid = holding.statement.owner.uid
@@ -223,10 +223,10 @@ def _ends_contest(membership: MembershipRecord, grant: HandoverRecord) -> bool:
     if membership.generation <= grant.generation:
         return False
     # Without a previous owner no record names the unreachable member: any later assignment ends the period.
-    return not any(
-        member.uid == grant.holder_uid and member.standing not in _SETTLED_STATES
-        for member in membership.members.values()
-    )
+    for member in membership.members.values():
+        if member.uid == grant.holder_uid and member.standing not in _SETTLED_STATES:
+            return False
+    return True
 
 
 class _BalancePeriod(NamedTuple):
@@ -239,9 +239,8 @@ class _BalancePeriod(NamedTuple):
 
 def _balance_periods(entries: Iterable[Entry], recorded_until: datetime) -> Iterator[_BalancePeriod]:
     listing = [(entry, entry.record) for entry in entries if isinstance(entry.record, MembershipRecord | OwnersRecord)]
-    ends = [entry.at for entry, _ in listing[1:]]
-    for (entry, record), end in zip_longest(listing, ends):
-        until = end or recorded_until
+    for (entry, record), following in zip_longest(listing, listing[1:]):
+        until = following[0].at if following else recorded_until
         if entry.epoch_end and entry.epoch_end.is_break:
             until = min(until, entry.epoch_end.at)
         if entry.owners_known_after and entry.model != "Broadcasting" and entry.at < until:

@@ -21,7 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from operator import attrgetter
 from typing import NamedTuple
 
 from rota.pipeline.history.hours import touched_hours
@@ -174,9 +175,9 @@ def sharing_uids(record: MembershipRecord | OwnersRecord) -> list[str]:
 def assignment_periods(entries: Iterable[Entry]) -> list[AssignmentPeriod]:
     """Return the assignments over time, with their numbers of members."""
     assignments = [entry for entry in entries if entry.step in {RecordStep.PLAN, RecordStep.OWNERS}]
-    ends = [entry.at for entry in assignments[1:]]
     periods: list[AssignmentPeriod] = []
-    for entry, until in zip(assignments, [*ends, None], strict=False):
+    for entry, following in zip_longest(assignments, assignments[1:]):
+        until = following.at if following else None
         match entry.record:
             case PlanRecord(members=members, queues=queues):
                 periods.append(AssignmentPeriod(entry.at, until, members, queues > 0))
@@ -216,8 +217,8 @@ def _gap_markers(entries: Sequence[Entry], gaps: Gaps) -> Iterator[Entry]:
     last_at = max((entry.at for entry in entries), default=None)
     since = gaps.first_since(last_at) if last_at else None
     if last_at and since:
-        life, generation = max((entry.life, entry.generation) for entry in entries)
-        yield Entry(RecordStep.END_MARKER, generation, max(last_at, since), life=life)
+        last = max(entries, key=attrgetter("life", "generation"))
+        yield Entry(RecordStep.END_MARKER, last.generation, max(last_at, since), life=last.life)
 
 
 def _mark_borders(entries: Iterable[Entry]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import NamedTuple
 
 from rota.model import Queue
@@ -98,7 +98,7 @@ def build_account(records: Iterable[AssignmentRecord], gaps: Gaps) -> OwnershipA
     entries = order_records(records, gaps)
     by_queue: dict[Queue, list[Statement]] = {}
     for _, together in groupby(entries, key=lambda entry: entry.order):
-        statements = [pair for entry in together for pair in _statements_of(entry)]
+        statements = list(chain.from_iterable(map(_statements_of, together)))
         # A faulty `owners` record may list a queue twice, for two pods.
         statements.sort(key=lambda pair: pair[0].owner.uid or "")
         for statement, ranges in statements:
@@ -160,7 +160,10 @@ def _phase_after(record: HandoverRecord) -> Phase:
 
 def count_queues(ranges: RangesByTopic) -> int:
     """Return the number of queues that are written as ranges."""
-    return sum(len(_parse_ids(ids)) for brokers in ranges.values() for ids in brokers.values())
+    count = 0
+    for brokers in ranges.values():
+        count += sum(map(len, map(_parse_ids, brokers.values())))
+    return count
 
 
 def _queues_in(ranges: RangesByTopic) -> Iterator[Queue]:

@@ -87,10 +87,10 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
     """Return the records of all parts in their order."""
     if len(parts) == 1:
         return parts[0]
-    starts = np.cumsum([0, *(len(part.at) for part in parts[:-1])])
-    records = [part.record + start for part, start in zip(parts, starts.tolist(), strict=True)]
-    by_sample = [np.concatenate([part[index] for part in parts]) for index in range(2, len(Samples._fields))]
-    return Samples(np.concatenate([part.at for part in parts]), np.concatenate(records), *by_sample)
+    at, record, *by_sample = zip(*parts, strict=True)
+    first_records = np.cumsum([0, *map(len, at[:-1])])
+    records = list(map(np.add, record, first_records))
+    return Samples(np.concatenate(at), np.concatenate(records), *map(np.concatenate, by_sample))
 
 
 def chunk(parts: Iterable[Samples], max_samples: int) -> Iterator[Samples]:

@@ -1,14 +1,13 @@
 """Tables of the history of groups: hourly measures, owners over time, violations.
 
-Python workers compute them, bucket by bucket, each by a fold in pure Python (`measures.roll_up`, `audit.audit_group`).
-Samples come in order of group and time, and batch by batch: so one group may have half of all records, or ten thousand
-queues.
+Python workers compute them by a fold in pure Python (`measures.roll_up`, `audit.audit_group`). Samples come in order of
+group and time, and batch by batch: so one group may have half of all records, or ten thousand queues.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, date, datetime, time
+from datetime import UTC, datetime, time
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -18,42 +17,32 @@ from rota.pipeline.common.schemas import INTERVALS, ROLLUP, VIOLATIONS, table_sc
 from rota.pipeline.history.audit import audit_group
 from rota.pipeline.history.measures import roll_up
 from rota.pipeline.history.ordering import Gap, Gaps
-from rota.pipeline.history.reading.buckets import read_bucket, shuffle_records
+from rota.pipeline.history.reading.buckets import History, read_task, shuffle_records
 from rota.pipeline.history.reading.group_rows import GroupRows
-from rota.pipeline.history.reading.sample_files import SampleFiles
 from rota.pipeline.history.result_rows import interval_row, to_batches, violation_row
 from rota.pipeline.history.samples import Places
-from rota.pipeline.ingest.facts import Facts
 
-_ASSIGNMENT_KINDS = ("membership", "plan", "handover", "obeyed", "owners")
-_EVENT_KINDS = ("rebalance", "redelivered")
 _TIME_ONLY_KIND = "verdict"
+_FULL_KINDS = ("membership", "plan", "handover", "obeyed", "owners", "rebalance", "redelivered")
+HISTORY_KINDS = (*_FULL_KINDS, _TIME_ONLY_KIND, "gap")
 # A row has either measures of an hour, an interval or a violation.
 HISTORY = table_schema(measures=ROLLUP, interval=INTERVALS, violation=VIOLATIONS)
 
 Batches = Iterator[pa.RecordBatch]
 
 
-class History(NamedTuple):
-    """The records of a history, and the files of its samples, which may start earlier than those that are audited."""
-
-    facts: Facts
-    sample_files: SampleFiles
-    audited_since: date | None = None  # None: all
-
-
-class Report(StrEnum):
+class HistoryReport(StrEnum):
     """What is computed of a history."""
 
     ROLLUP = "rollup"
     AUDIT = "audit"
 
 
-def compute_history(history: History, reports: Sequence[Report]) -> DataFrame:
+def compute_history(history: History, reports: Sequence[HistoryReport], tasks: int | None = None) -> DataFrame:
     """Return rows of some reports of each group (HISTORY)."""
     fold = _Fold(history, reports)
-    rows = shuffle_records(history.facts, (*_ASSIGNMENT_KINDS, *_EVENT_KINDS), time_only=[_TIME_ONLY_KIND])
-    return rows.mapInArrow(fold.fold_bucket, HISTORY)
+    rows = shuffle_records(history, _FULL_KINDS, time_only=[_TIME_ONLY_KIND], tasks=tasks)
+    return rows.mapInArrow(fold.fold_task, HISTORY)
 
 
 def select_rollup(rows: DataFrame) -> DataFrame:
@@ -72,32 +61,32 @@ def select_violations(rows: DataFrame) -> DataFrame:
 
 
 class _Fold:
-    """Computes the rows of a bucket in a Python worker."""
+    """Computes the rows of a task in a Python worker."""
 
-    def __init__(self, history: History, reports: Sequence[Report]) -> None:
+    def __init__(self, history: History, reports: Sequence[HistoryReport]) -> None:
         self._sample_files = history.sample_files
         self._reports = reports
-        self._gaps = _collect_gaps(history.facts)
+        self._gaps = _collect_gaps(history.records["gap"])
         day = history.audited_since
         self._audited_since = datetime.combine(day, time(), UTC) if day else None
         self._audited_gaps = [gap for gap in self._gaps if not self._audited_since or gap.at >= self._audited_since]
 
-    def fold_bucket(self, records: Batches) -> Batches:
-        """Yield the rows of the groups of a bucket."""
-        groups = read_bucket(records, self._sample_files, is_time_enough=Report.ROLLUP not in self._reports)
+    def fold_task(self, records: Batches) -> Batches:
+        """Yield the rows of the groups of a task."""
+        groups = read_task(records, self._sample_files, is_time_enough=HistoryReport.ROLLUP not in self._reports)
         yield from to_batches(self._fold_groups(groups), arrow_schema(HISTORY))
 
     def _fold_groups(self, groups: Iterable[GroupRows]) -> Iterator[dict[str, Any]]:
         gaps = Gaps(self._gaps)
         audited_gaps = Gaps(self._audited_gaps)
         for rows in groups:
-            if Report.ROLLUP in self._reports:
+            if HistoryReport.ROLLUP in self._reports:
                 places = Places()
                 for hour, measures in roll_up(rows.records, gaps, rows.samples(places), places):
                     yield {"measures": {"group": rows.group, "hour": hour} | measures.to_row()}
             else:
                 rows.add_sample_times()
-            if Report.AUDIT in self._reports:
+            if HistoryReport.AUDIT in self._reports:
                 yield from self._audit(rows, audited_gaps)
 
     def _audit(self, rows: GroupRows, gaps: Gaps) -> Iterator[dict[str, Any]]:
@@ -109,6 +98,7 @@ class _Fold:
             yield {"violation": violation_row(rows.group, violation)}
 
 
-def _collect_gaps(facts: Facts) -> list[Gap]:
+def _collect_gaps(gaps: DataFrame) -> list[Gap]:
     """Return all gaps, which are few: each group needs them all."""
-    return [Gap(row["since"], row["at"]) for row in facts.gap.select("since", "at").toArrow().to_pylist()]
+    rows = gaps.select("since", "at").toArrow()
+    return list(map(Gap, rows["since"].to_pylist(), rows["at"].to_pylist()))

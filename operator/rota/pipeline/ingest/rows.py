@@ -11,8 +11,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 
 from rota.model import single_line
 from rota.pipeline.common.columns import arrow_schema
@@ -155,11 +153,6 @@ def _offsets_columns(records: Sequence[Any], schema: pa.Schema) -> dict[str, pa.
 def offset_bucket(group: str) -> int:
     """Return the partition of a day of `offsets` that has a group's rows."""
     return crc32(group.encode()) % OFFSET_BUCKETS
-
-
-def bucket_of(group: str) -> Column:
-    """Return the same for the groups of a column."""
-    return F.pmod(F.crc32(F.col(group).cast("binary")), F.lit(OFFSET_BUCKETS)).cast("int")
 
 
 def _topics_column(topics: Sequence[dict[str, dict[str, Columns]]], kind: pa.MapType) -> pa.Array:

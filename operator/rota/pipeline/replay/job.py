@@ -19,11 +19,10 @@ from pyspark.sql.types import ArrayType, BinaryType, StructField, StructType
 
 from rota.pipeline.common.columns import arrow_schema
 from rota.pipeline.common.schemas import COUNT, RECORDED_POLICY, RESULTS, SERIES, TEXT, table_schema
-from rota.pipeline.history.reading.buckets import read_bucket, shuffle_records
+from rota.pipeline.history.reading.buckets import History, read_task, shuffle_records
 from rota.pipeline.history.reading.group_rows import GroupRows
 from rota.pipeline.history.reading.sample_files import SampleFiles
 from rota.pipeline.history.samples import MICROSECONDS, Places, Samples, concatenate
-from rota.pipeline.history.tables import History
 from rota.pipeline.replay.group_history import REPLAYED_KINDS, STEP_SECONDS, GroupHistory, build_history, sort_facts
 from rota.pipeline.replay.policy_replay import replay_policies
 from rota.spec import PolicySpec
@@ -58,13 +57,13 @@ def persist_on_disk(rows: DataFrame) -> DataFrame:
 
 def build_histories(history: History) -> DataFrame:
     """Return each group's history, pickled, or the problem that prevents it."""
-    rows = shuffle_records(history.facts, [*REPLAYED_KINDS])
+    rows = shuffle_records(history, [*REPLAYED_KINDS])
     return rows.mapInArrow(partial(_build_history_rows, sample_files=history.sample_files), _HISTORIES)
 
 
 def _build_history_rows(records: Iterator[pa.RecordBatch], *, sample_files: SampleFiles) -> Iterator[pa.RecordBatch]:
-    """Yield a row for each group of a bucket."""
-    for rows in read_bucket(records, sample_files):
+    """Yield a row for each group of a task."""
+    for rows in read_task(records, sample_files):
         yield pa.RecordBatch.from_pylist([_build_history_row(rows)], schema=arrow_schema(_HISTORIES))
 
 

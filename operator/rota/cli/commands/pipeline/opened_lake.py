@@ -9,9 +9,7 @@ from rota.cli.commands.pipeline.output_paths import check_own_folder, check_writ
 from rota.cli.commands.pipeline.progress import print_note
 from rota.object_store import FOLDER_SCHEME, ObjectStore, open_store, parse_location
 from rota.object_store.segments import segment_hour
-from rota.pipeline.history.reading.sample_files import list_sample_files
-from rota.pipeline.history.tables import History
-from rota.pipeline.ingest.facts import check_history, first_day, read_days, read_facts
+from rota.pipeline.ingest.facts import check_history, first_day, read_days
 from rota.pipeline.lake.snapshots import LakeSnapshot
 from rota.pipeline.lake.tables import Lake
 from rota.pipeline.report.outputs import persist_table
@@ -38,11 +36,6 @@ class OpenedLake:
         self._is_newest = is_newest
         self._versions: dict[str, int] = {}  # of the marts that were written and not published yet
         self.rows: dict[str, int] = {}  # number of written rows, by mart
-
-    def read_history(self, spark: "SparkSession", since: date | None) -> History:
-        """Return the history of the day `since` and later days, or all."""
-        facts = read_facts(spark, self.lake, self.snapshot, since)
-        return History(facts, list_sample_files(self.lake, self.snapshot, since))
 
     def read(self, spark: "SparkSession", name: str) -> "DataFrame":
         """Return the rows of a table in the snapshot, without those that this command writes."""

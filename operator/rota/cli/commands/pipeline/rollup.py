@@ -14,8 +14,10 @@ from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
 from rota.pipeline.history.audit import OPERATOR_ERRORS
+from rota.pipeline.history.reading.buckets import read_history
 from rota.pipeline.history.tables import (
-    Report,
+    HISTORY_KINDS,
+    HistoryReport,
     compute_history,
     select_intervals,
     select_rollup,
@@ -32,21 +34,21 @@ def rollup(
     spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
     """Write the hourly metrics of each group, and print them."""
-    written = write_rollup(progress, read_reports(spark, progress, opened, days, [Report.ROLLUP]), opened, days)
+    written = write_rollup(progress, read_reports(spark, progress, opened, days, [HistoryReport.ROLLUP]), opened, days)
     opened.publish()
     _print_rollup(_collect_rows(written.drop("date").orderBy("group", "hour")), output)
 
 
 def read_reports(
-    spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None, reports: Sequence[Report]
+    spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None, reports: Sequence[HistoryReport]
 ) -> "DataFrame":
     """Return the rows of reports on the history's last days; a rollup may have earlier hours, too."""
     progress("reading the history")
     first_day = opened.first_day(days)
     # Include the day before: it shows the owners at the start of the first hour.
-    since = first_day - timedelta(days=1) if first_day and Report.ROLLUP in reports else first_day
-    history = opened.read_history(spark, since)._replace(audited_since=first_day)
-    return compute_history(history, reports)
+    since = first_day - timedelta(days=1) if first_day and HistoryReport.ROLLUP in reports else first_day
+    history = read_history(spark, opened.lake, opened.snapshot, HISTORY_KINDS, since)
+    return compute_history(history._replace(audited_since=first_day), reports)
 
 
 def write_rollup(progress: Progress, reports: "DataFrame", opened: OpenedLake, days: int | None) -> "DataFrame":
@@ -72,7 +74,9 @@ def timeline(
     spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
     """Write all intervals and violations of ownership, print the latter, and exit with 1 if the operator was wrong."""
-    violations = write_audit(progress, read_reports(spark, progress, opened, days, [Report.AUDIT]).persist(), opened)
+    violations = write_audit(
+        progress, read_reports(spark, progress, opened, days, [HistoryReport.AUDIT]).persist(), opened
+    )
     opened.publish()
     worst = col("kind").isin(*OPERATOR_ERRORS)
     rows = _collect_rows(violations.orderBy(worst.desc(), "group", "since", "topic", "broker", "queue"))

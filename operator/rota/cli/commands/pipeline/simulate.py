@@ -68,10 +68,13 @@ def _print_results(lines: list[dict[str, Any]], problem_rows: "list[Row]") -> No
 
 def read_histories(spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None) -> "DataFrame":
     """Return the history of each group, persisted."""
+    from rota.pipeline.history.reading.buckets import read_history
+    from rota.pipeline.replay.group_history import REPLAYED_KINDS
     from rota.pipeline.replay.job import build_histories, persist_on_disk
 
     progress("reading the history")
-    return persist_on_disk(build_histories(opened.read_history(spark, opened.first_day(days))))
+    history = read_history(spark, opened.lake, opened.snapshot, REPLAYED_KINDS, opened.first_day(days))
+    return persist_on_disk(build_histories(history))
 
 
 def run_simulation(

@@ -1,49 +1,81 @@
-"""Groups of a history, bucket by bucket: their records and their samples of offsets.
+"""The history in a snapshot, and its groups: task by task, with their records and their samples of offsets.
 
-The records of a bucket are brought together by one shuffle, in order of the group. Their rows have one column of
-structs for each kind of record, which is null in the rows of other kinds. The samples of the same bucket are read from
-its files by pyarrow.
+The records of a task are brought together by one shuffle, in order of the group. Their rows have one column of structs
+for each kind of record, which is null in the rows of other kinds. Each bucket of `lake/offsets` has a task, in which
+pyarrow reads samples from the bucket's files; with more cores than buckets several ones, each for a part of its groups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import date
 from functools import reduce
 from itertools import chain
+from math import ceil
+from typing import NamedTuple
+from zlib import crc32
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from rota.pipeline.common.spark_session import fit_partitions
 from rota.pipeline.history.reading.group_rows import GroupRows, read_groups
-from rota.pipeline.history.reading.sample_files import KEY_COLUMNS, SampleFiles
-from rota.pipeline.ingest.facts import Facts
-from rota.pipeline.ingest.rows import bucket_of
-from rota.pipeline.lake.tables import OFFSET_BUCKETS
+from rota.pipeline.history.reading.sample_files import KEY_COLUMNS, SampleFiles, list_sample_files
+from rota.pipeline.ingest.facts import journal_bytes
+from rota.pipeline.lake.snapshots import LakeSnapshot
+from rota.pipeline.lake.tables import OFFSET_BUCKETS, Lake
 
-_COMMON_COLUMNS = ("group", "at", "date")
+_COMMON_COLUMNS = ("group", "at", "date", "digest")
 
 
-def shuffle_records(facts: Facts, kinds: Sequence[str], time_only: Sequence[str] = ()) -> DataFrame:
-    """Return the records of some kinds by bucket, those of `time_only` only with their times.
+class History(NamedTuple):
+    """A history that may start earlier than the time that is audited."""
 
-    The first row of each bucket has no record, so that a bucket without records is a partition, too.
+    records: Mapping[str, DataFrame]  # by kind; each line of the journal once, also repeated endings of a rebalance
+    sample_files: SampleFiles
+    audited_since: date | None = None  # None: all
+
+
+def read_history(
+    spark: SparkSession, lake: Lake, snapshot: LakeSnapshot, kinds: Collection[str], since: date | None = None
+) -> History:
+    """Return the records of some kinds in a snapshot and its samples, or those of the day `since` and later days."""
+    fit_partitions(spark, journal_bytes(lake, snapshot, since))
+    records: dict[str, DataFrame] = {}
+    for kind in kinds:
+        records[kind] = lake.read(spark, snapshot, f"lake/{kind}", since)
+    return History(records, list_sample_files(lake, snapshot, since))
+
+
+def shuffle_records(
+    history: History, kinds: Sequence[str], *, time_only: Sequence[str] = (), tasks: int | None = None
+) -> DataFrame:
+    """Return the records of some kinds by task, those of `time_only` only with their times.
+
+    Each task begins with a row without a record, so that it exists if its groups have no records. The number of tasks
+    is a multiple of the number of buckets; by default each core has one.
     """
     frames: list[DataFrame] = []
     for kind in (*kinds, *time_only):
-        table: DataFrame = getattr(facts, kind)
-        names = [name for name in table.columns if name not in _COMMON_COLUMNS]
+        table = history.records[kind]
+        names = [column for column in table.columns if column not in _COMMON_COLUMNS]
         content = [] if kind in time_only else [F.struct(*names).alias(kind)]
         frames.append(table.select("group", F.lit(kind).alias("kind"), "at", *content))
     rows = reduce(lambda whole, frame: whole.unionByName(frame, allowMissingColumns=True), frames)
-    buckets = facts.gap.sparkSession.range(OFFSET_BUCKETS).select(F.col("id").cast("int").alias("bucket"))
-    by_bucket = buckets.unionByName(rows.withColumn("bucket", bucket_of("group")), allowMissingColumns=True)
-    return by_bucket.repartitionById(OFFSET_BUCKETS, "bucket").sortWithinPartitions("group")
+    if tasks is None:
+        tasks = OFFSET_BUCKETS * ceil(rows.sparkSession.sparkContext.defaultParallelism / OFFSET_BUCKETS)
+    numbers = rows.sparkSession.range(tasks).select(F.col("id").cast("int").alias("task"), F.lit(tasks).alias("tasks"))
+    task = F.pmod(F.crc32(F.col("group").cast("binary")), F.lit(tasks)).cast("int")
+    by_task = numbers.unionByName(rows.withColumn("task", task), allowMissingColumns=True)
+    return by_task.repartitionById(tasks, "task").sortWithinPartitions("group")
 
 
-def read_bucket(
+def read_task(
     records: Iterator[pa.RecordBatch], sample_files: SampleFiles, *, is_time_enough: bool = False
 ) -> Iterator[GroupRows]:
-    """Yield the groups of a bucket, of which these are the shuffled records; of samples maybe only the times."""
+    """Yield the groups of a task, of which these are the shuffled records; of samples maybe only the times."""
     first = next(records)
-    bucket = first.column("bucket")[0].as_py()
+    task = first.column("task")[0].as_py()
+    tasks = first.column("tasks")[0].as_py()
     columns = KEY_COLUMNS if is_time_enough else (*KEY_COLUMNS, "topics")
-    return read_groups(chain([first.slice(1)], records), sample_files.read(bucket, columns))
+    samples = sample_files.read(task % OFFSET_BUCKETS, columns)
+    return read_groups(chain([first.slice(1)], records), samples, lambda group: crc32(group.encode()) % tasks == task)

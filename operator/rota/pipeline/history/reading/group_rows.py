@@ -3,7 +3,7 @@
 `rota.pipeline.history.tables` describes the rows of records: one column of structs for each kind, filled in its rows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -39,10 +39,12 @@ class GroupRows(NamedTuple):
             self.records.add_state_times(_to_micros(batch.column("at")))
 
 
-def read_groups(records: Iterable[pa.RecordBatch], offsets: Iterable[pa.RecordBatch]) -> Iterator[GroupRows]:
-    """Yield the groups of records and of offsets, both of which are in order of the group."""
+def read_groups(
+    records: Iterable[pa.RecordBatch], offsets: Iterable[pa.RecordBatch], has_group: Callable[[str], bool]
+) -> Iterator[GroupRows]:
+    """Yield the groups of records, and those of offsets that a task has; both are in order of the group."""
     recorded_groups = _read_records(records)
-    sampled_groups = _split_offsets(offsets)
+    sampled_groups = filter(lambda rows: has_group(rows.group), _split_offsets(offsets))
     recorded = next(recorded_groups, None)
     sampled = next(sampled_groups, None)
     while recorded or sampled:
@@ -111,9 +113,8 @@ def _to_values(column: Any) -> list[Any]:
     Arrow's own `to_pylist` makes an object of each nested value before its Python value, and takes seven times as long.
     """
     if pa.types.is_struct(column.type):
-        names = [field.name for field in column.type]
-        fields = [_to_values(column.field(name)) for name in names]
-        return [dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)]
+        fields = {field.name: _to_values(column.field(field.name)) for field in column.type}
+        return [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
     if pa.types.is_map(column.type):
         keys = _to_values(column.keys)
         values = _to_values(column.items)

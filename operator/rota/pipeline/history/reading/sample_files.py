@@ -53,8 +53,9 @@ class SampleFiles:
                 if is_sorted(file.read(KEY_COLUMNS, MAX_SORTED_SAMPLES)):
                     runs.append(file.read(columns, max_samples))
                 else:
-                    parts = map(sort_rows, file.read(columns, MAX_SORTED_SAMPLES))
-                    runs.extend(folder.write(_split(part, MAX_SORTED_SAMPLES // max_samples)) for part in parts)
+                    for rows in file.read(columns, MAX_SORTED_SAMPLES):
+                        sorted_batches = _split(sort_rows(rows), MAX_SORTED_SAMPLES // max_samples)
+                        runs.append(folder.write(sorted_batches))
             yield from merge_runs(runs, folder)
 
 

@@ -28,7 +28,7 @@ class RowKey(NamedTuple):
     at: int  # in microseconds since 1970
 
 
-class _Head(NamedTuple):
+class _RunHead(NamedTuple):
     """The next rows of a run, at least one, and its later batches."""
 
     rows: pa.RecordBatch
@@ -107,19 +107,19 @@ def merge_runs(runs: Iterable[Batches], folder: RunFolder) -> Batches:
 
 def _merge(runs: Iterable[Batches]) -> Batches:
     """Yield the rows of all runs in order, each time all rows up to the first end of a run's batch."""
-    heads: list[_Head] = []
+    heads: list[_RunHead] = []
     for run in runs:
         heads += _next_head(run)
     while len(heads) > 1:
         limit = min(_key_at(head.rows, head.rows.num_rows - 1) for head in heads)
         parts: list[pa.RecordBatch] = []
-        later_heads: list[_Head] = []
+        later_heads: list[_RunHead] = []
         for head in heads:
             count = bisect_right(range(head.rows.num_rows), limit, key=partial(_key_at, head.rows))
             if count:
                 parts.append(head.rows.slice(0, count))
             if count < head.rows.num_rows:
-                later_heads.append(_Head(head.rows.slice(count), head.batches))
+                later_heads.append(_RunHead(head.rows.slice(count), head.batches))
             else:
                 later_heads += _next_head(head.batches)
         heads = later_heads
@@ -129,11 +129,11 @@ def _merge(runs: Iterable[Batches]) -> Batches:
         yield from head.batches
 
 
-def _next_head(batches: Batches) -> list[_Head]:
+def _next_head(batches: Batches) -> list[_RunHead]:
     """Return the next rows of a run; none at its end."""
     for batch in batches:
         if batch.num_rows:
-            return [_Head(batch, batches)]
+            return [_RunHead(batch, batches)]
     return []
 
 

@@ -13,7 +13,7 @@ from rota.cli.commands.pipeline.run.summary import RunSummary
 from rota.cli.commands.pipeline.simulate import read_histories, run_simulation
 from rota.cli.console.output import print_value
 from rota.object_store import ObjectStore
-from rota.pipeline.history.tables import Report
+from rota.pipeline.history.tables import HistoryReport
 from rota.pipeline.ingest.batch import ingest_journal
 from rota.pipeline.ingest.rows import QUARANTINE_KIND
 from rota.pipeline.lake.tables import Lake
@@ -53,7 +53,9 @@ class PipelineRun:
     def examine(self, opened: OpenedLake) -> None:
         """Write hourly rollups, intervals and violations."""
         with self.summary.measure("rollup"):  # which computes the rows of the audit, too, by the same pass
-            reports = rollup.read_reports(self._spark, self._progress, opened, self._days, list(Report)).persist()
+            reports = rollup.read_reports(
+                self._spark, self._progress, opened, self._days, list(HistoryReport)
+            ).persist()
             rollup.write_rollup(self._progress, reports, opened, self._days)
             self._publish(opened)
         with self.summary.measure("audit"):
