@@ -3,6 +3,7 @@
 import secrets
 import sys
 import urllib.request
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from ground.poll import answers
 from ground.programs import install
 
 _FOLDER = Path(__file__).parent
+_PORT = 9000
 REQUIREMENTS = _FOLDER / "requirements.txt"
 
 
@@ -48,14 +50,19 @@ class Bucket(NamedTuple):
 class S3Server:
     """The S3 server of an instance; objects are in its memory."""
 
-    def __init__(self, instance: Instance) -> None:
-        """Describe the server; `up` starts it."""
+    def __init__(self, instance: Instance, host: str = "", prefix: Sequence[str] = ()) -> None:
+        """Describe the server; `up` starts it.
+
+        `prefix` is put before its command, to start it in another network, where this machine reaches it at `host`.
+        """
         self.instance = instance
+        self._host = host or instance.address()
+        self._prefix = prefix
 
     @property
     def address(self) -> tuple[str, int]:
         """The server's address."""
-        return self.instance.address(), self.instance.port("s3", 9000)
+        return self._host, _PORT if self._prefix else self.instance.port("s3", _PORT, self._host)
 
     @property
     def endpoint(self) -> str:
@@ -67,7 +74,8 @@ class S3Server:
         """Start the server and wait until it answers."""
         host, port = self.address
         environment = {"PYTHONPATH": str(packages()), "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(2**30)}
-        self.instance.start("s3", [sys.executable, _FOLDER / "server.py", host, str(port)], env=environment)
+        argv: list[str | Path] = [*self._prefix, sys.executable, _FOLDER / "server.py", host, str(port)]
+        self.instance.start("s3", argv, env=environment)
         self.instance.wait("s3", partial(answers, f"{self.endpoint}/moto-api/"), 60, "The S3 server")
 
     def down(self) -> None:

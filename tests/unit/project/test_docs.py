@@ -36,6 +36,7 @@ ON_A_SPARK_CLUSTER = (
     "spark-submit --master spark://",
     "python3 -m rota.cli pipeline jars",
 )
+ON_KUBERNETES = ("kubectl create serviceaccount", "kubectl create role", "spark-submit --master k8s://")
 # Other tests run commands with these beginnings, mostly with other arguments.
 ELSEWHERE = {
     **dict.fromkeys(ON_A_NODE, "tests/e2e/test_install.py"),
@@ -47,6 +48,7 @@ ELSEWHERE = {
     "rota pipeline ": "tests/pipeline/test_docs_page.py",
     "rota history": "tests/pipeline/test_history.py",
     **dict.fromkeys(ON_A_SPARK_CLUSTER, "tests/pipeline/test_cluster.py"),
+    **dict.fromkeys(ON_KUBERNETES, "tests/e2e/test_spark_submit.py"),
     "sha256sum --check": "tests/chart/test_release.py",
     "make demo": "tests/ground/tests/test_demo.py",
     "make install": ".ci/run",
