@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from rota.object_store import ObjectStore
 from rota.pipeline.common.columns import select_columns
@@ -59,7 +60,7 @@ class ParquetFiles:
     def read(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
         """Return the rows of files with the columns of the schema; columns that a file lacks are null."""
         if not files:
-            return spark.createDataFrame([], self._schema)
+            return _empty_frame(spark, self._schema)
         reader = spark.read.schema(self._schema).option("basePath", spark_uri(self._uri))
         patterns = [spark_pattern(f"{self._uri}/{file.path}") for file in files]
         try:
@@ -69,3 +70,8 @@ class ParquetFiles:
                 raise
             path = (error.getMessageParameters() or {}).get("path", self._uri)
             raise ValueError(missing_file_sentence(path)) from error
+
+
+def _empty_frame(spark: SparkSession, schema: StructType) -> DataFrame:
+    """Return a frame without rows, which Spark removes from plans; `createDataFrame` would start Python workers."""
+    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema))
