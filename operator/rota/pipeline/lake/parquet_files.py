@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from rota.object_store import ObjectStore
 from rota.pipeline.common.columns import select_columns
