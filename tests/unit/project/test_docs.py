@@ -162,11 +162,6 @@ UNTYPED = (
     ("releasing.md", "git clone --branch v0.2.0 https://github.com/rota-dev/rota && cd rota"),
     ("releasing.md", "make release-check"),
     ("releasing.md", "diff dist/SHA256SUMS ../SHA256SUMS"),
-    # This needs a cluster that runs executors as pods; tests/pipeline/test_cluster.py submits to Spark's own cluster.
-    (
-        "pipeline.md",
-        "spark-submit --master k8s://https://kubernetes.default.svc --deploy-mode cluster --name rota-pipeline",
-    ),
 )
 
 
