@@ -102,7 +102,7 @@ def describe_sources(summary: BacktestSummary) -> str:
     sources = [source for source in HistorySource if summary.sources.get(source)]
     if len(sources) == 1:
         return f"The histories are {_SOURCE_TEXTS[sources[0]]}"
-    counts = (f"{summary.sources[source]:,} are {_SOURCE_TEXTS[source]}" for source in sources)
+    counts = [f"{summary.sources[source]:,} are {_SOURCE_TEXTS[source]}" for source in sources]
     return f"Of the histories {'; '.join(counts)}"
 
 
@@ -138,7 +138,7 @@ def render_backtest(summary: BacktestSummary) -> Iterator[str]:
         "<p>Points a day in the second half, for all groups together. Regret is what a choice costs more than the best "
         "policy of each group in hindsight, which no advice can know.</p>"
     )
-    body = (_render_line(line, summary) for line in lines[:MAX_LINES])
+    body = [_render_line(line, summary) for line in lines[:MAX_LINES]]
     yield render_table("Choices of policies in the second half, the cheapest first", head, body)
     columns = ("policies", "cost", "regret", "cost_beyond_best_single", "unusable_groups")
     yield render_download("backtest", columns, lines)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
@@ -11,7 +11,7 @@ from rota.pipeline.common.columns import false_if_null
 from rota.pipeline.recommend.group_costs import COST_DECIMALS
 from rota.pipeline.report.elements import number_cell, render_table
 from rota.pipeline.report.formatting import compare_cost, describe_change, format_count
-from rota.pipeline.report.links import render_download
+from rota.pipeline.report.links import render_row_download
 from rota.pipeline.report.plots import escape_text, format_number, format_utc
 from rota.spec import PolicySpec
 
@@ -44,28 +44,41 @@ def observe_advice(earlier: EarlierAdvice, chosen: DataFrame, policies: Mapping[
     Whether a group has followed is judged by its strategy: CHOSEN has no name of the policy in force. A policy that is
     not among `policies` any more counts as not followed.
     """
-    strategies = {name: policy.strategy for name, policy in policies.items()}
     compared = (
         earlier.chosen.filter("change")
         .select("group", "use", F.col("cost_now").alias("before"), F.col("cost_then").alias("predicted"))
         .join(chosen.select("group", "strategy", F.col("cost_now").alias("observed")), on="group", how="inner")
         .filter(F.col("observed").isNotNull())
-        .withColumn("followed", false_if_null(F.col("strategy") == _strategy_of(strategies)))
+        .withColumn("followed", false_if_null(F.col("strategy") == _strategy_of(policies)))
     )
     difference = F.round(F.abs(F.col("observed") - F.col("predicted")), COST_DECIMALS)
     rows = compared.orderBy(F.col("followed").desc(), difference.desc(), "group").limit(MAX_ROWS).collect()
-    costs = [F.sum(F.when(F.col("followed"), F.col(name))).alias(name) for name in ("before", "predicted", "observed")]
-    counts = [F.count("*").alias("advised"), F.count_if("followed").alias("followed")]
-    sums = compared.agg(*counts, *costs).first()
-    values = {name: value for name, value in sums.asDict().items() if value is not None} if sums else {}
-    return ObservedAdvice(at=earlier.at, rows=rows, **values)
+    sums = compared.agg(
+        F.count("*").alias("advised"),
+        F.count_if("followed").alias("followed"),
+        _sum_of_followed("before"),
+        _sum_of_followed("predicted"),
+        _sum_of_followed("observed"),
+    )
+    return ObservedAdvice(at=earlier.at, rows=rows, **known_values(sums.first()))
 
 
-def _strategy_of(strategies: Mapping[str, str]) -> Column:
+def known_values(row: Row | None) -> dict[str, Any]:
+    """Return the values of a row by column, without nulls; empty if `row` is None."""
+    if row is None:
+        return {}
+    return {name: value for name, value in row.asDict().items() if value is not None}
+
+
+def _sum_of_followed(cost: str) -> Column:
+    return F.sum(F.when(F.col("followed"), F.col(cost))).alias(cost)
+
+
+def _strategy_of(policies: Mapping[str, PolicySpec]) -> Column:
     """Return the strategy of the policy in column `use`; null if it is unknown."""
     column = F.lit(None).cast("string")
-    for name, strategy in strategies.items():
-        column = F.when(F.col("use") == name, F.lit(strategy)).otherwise(column)
+    for name, policy in policies.items():
+        column = F.when(F.col("use") == name, F.lit(policy.strategy)).otherwise(column)
     return column
 
 
@@ -94,7 +107,7 @@ def render_observed(advice: ObservedAdvice) -> Iterator[str]:
     head += [("Observed", "number"), ("Against the prediction", "number")]
     yield render_table("Groups that were advised to change, points a day", head, map(_render_row, advice.rows))
     columns = ("group", "use", "strategy", "followed", "before", "predicted", "observed")
-    yield render_download("observed", columns, [[row[name] for name in columns] for row in advice.rows])
+    yield render_row_download("observed", columns, advice.rows)
 
 
 def _render_row(row: Row) -> str:

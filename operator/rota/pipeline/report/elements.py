@@ -20,7 +20,9 @@ def render_list(items: Iterable[str]) -> str:
 
 def render_table(caption: str, head: Iterable[tuple[str, str]], rows: Iterable[str]) -> str:
     """Return a table; `head` has the title and the CSS class of each column."""
-    cells = "".join(f'<th scope="col" class="{style}">{title}</th>' for title, style in head)
+    cells = ""
+    for title, style in head:
+        cells += f'<th scope="col" class="{style}">{title}</th>'
     return (
         f'<div class="wide" role="region" aria-label="{caption}" tabindex="0"><table><caption>{caption}</caption>'
         f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"

@@ -46,7 +46,10 @@ def format_duration(seconds: float | None) -> str:
     if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{format_number(seconds)} s"
     rounded = max(round(seconds), 60)
-    unit, smaller_unit = next(pair for pair in pairwise(_UNIT_SECONDS) if rounded >= _UNIT_SECONDS[pair[0]])
+    for units in pairwise(_UNIT_SECONDS):
+        if rounded >= _UNIT_SECONDS[units[0]]:  # true for minutes at the latest
+            break
+    unit, smaller_unit = units
     number, rest = divmod(rounded, _UNIT_SECONDS[unit])
     rest_number = rest // _UNIT_SECONDS[smaller_unit]
     return f"{number:,} {unit}" + (f" {rest_number} {smaller_unit}" if rest_number else "")

@@ -25,7 +25,7 @@ from rota.pipeline.report.formatting import (
     format_percent,
     improvements_and_drawbacks,
 )
-from rota.pipeline.report.links import render_download, render_group_links
+from rota.pipeline.report.links import render_group_links, render_row_download
 from rota.pipeline.report.plots import BarSegment, draw_bar, escape_text, format_number, format_utc
 from rota.pipeline.report.report_data import MAX_LISTED_GROUPS, Findings, best_for_all, find_leading_group, sums_of
 
@@ -100,8 +100,10 @@ def _sections(data: Findings) -> Iterator[str]:
     if plotted := data.plotted_groups:
         title_of_many = f"The {len(plotted)} groups that benefit most"
         title = "The group that benefits" if data.scope.changing == 1 else title_of_many
-        cards = [render_card(data, rank, row) for rank, row in enumerate(plotted, 1)]
-        yield render_section("gains", title, [_lines_key(), *cards])
+        parts = [_lines_key()]
+        for rank, row in enumerate(plotted, 1):
+            parts.append(render_card(data, rank, row))
+        yield render_section("gains", title, parts)
         yield render_section("apply", "Manifests to apply", _apply(data))
     yield render_section("weights", "Components of the cost", _weights_table(data))
     yield render_section("unknown", "Limits of these figures", [render_list(LIMITATIONS)])
@@ -283,14 +285,16 @@ def _policies_table(data: Findings) -> Iterator[str]:
         keys += f"<li>{sample}{measure.title}</li>"
     yield "<p>Per day, for all groups together; the cheapest first. The bars show the components of each cost:</p>"
     yield f'<ul class="key" aria-label="Colours of the bars">{keys}</ul>'
-    number_columns = [(column.title, "number") for column in _POLICY_COLUMNS]
-    body = [_policy_row(row, now, most) for row in rows]
-    yield render_table("Policies, the cheapest first", [("Policy", "name"), ("Cost", "cost"), *number_columns], body)
-    columns = ("policy", "cost", *COST_COLUMNS, *(column.measure for column in _POLICY_COLUMNS), "usable", "unusable")
-    yield render_download("policies", columns, [[row[name] for name in columns] for row in rows])
-    unusable = [row for row in data.policy_sums if not row["usable"]][:MAX_POLICY_ROWS]
+    head = [("Policy", "name"), ("Cost", "cost")]
+    columns = ["policy", "cost", *COST_COLUMNS]
+    for column in _POLICY_COLUMNS:
+        head.append((column.title, "number"))
+        columns.append(column.measure)
+    yield render_table("Policies, the cheapest first", head, [_policy_row(row, now, most) for row in rows])
+    yield render_row_download("policies", [*columns, "usable", "unusable"], rows)
+    unusable = [escape_text(row["policy"]) for row in data.policy_sums if not row["usable"]]
     if unusable:
-        names = ", ".join(escape_text(row["policy"]) for row in unusable)
+        names = ", ".join(unusable[:MAX_POLICY_ROWS])
         yield f"<p>Not shown, because no group can use them: {names}.</p>"
 
 
@@ -304,8 +308,12 @@ def _policy_row(row: Row, now: Row | None, most: float) -> str:
     exceptions = f"{format_count(row['unusable'], 'group')} cannot use it" if row["unusable"] else ""
     notes = "; ".join(filter(None, [strategies, exceptions]))
     change = "" if now is None or name == RECORDED_POLICY else f", {describe_change(now['cost'], row['cost'])}"
-    segments = [BarSegment(measure.title, part, row[f"cost_{part}"] or 0.0) for part, measure in MEASURES.items()]
-    cells = "".join(number_cell(column.write(row[column.measure])) for column in _POLICY_COLUMNS)
+    segments: list[BarSegment] = []
+    for part, measure in MEASURES.items():
+        segments.append(BarSegment(measure.title, part, row[f"cost_{part}"] or 0.0))
+    cells = ""
+    for column in _POLICY_COLUMNS:
+        cells += number_cell(column.write(row[column.measure]))
     return (
         f"<tr{' class=own' if name in {OWN_POLICIES, RECORDED_POLICY} else ''}>"
         f'<th scope="row" class="name">{_policy_title(name)}<small>{notes}</small></th>'
@@ -318,10 +326,12 @@ def _groups_table(data: Findings) -> Iterator[str]:
     head = [("Group", "name"), ("Recommendation", "do"), ("Cost now", "number"), ("Then", "number")]
     head += [("Gain", "number"), ("Why", "why")]
     card_count = len(data.plotted_groups)  # the first groups of the table have cards
-    rows = [_group_row(data, row, place, has_card=place <= card_count) for place, row in enumerate(data.groups, 1)]
+    rows: list[str] = []
+    for place, row in enumerate(data.groups, 1):
+        rows.append(_group_row(data, row, place, has_card=place <= card_count))
     yield render_table("Groups, those that save most first; costs are points a day", head, rows)
     columns = ("group", "strategy", "use", "change", "best", "cost_now", "cost_then", "gain", "evidence")
-    yield render_download("groups", columns, [[row[name] for name in columns] for row in data.groups])
+    yield render_row_download("groups", columns, data.groups)
     if (remaining := data.scope.groups - len(data.groups)) > 0:
         more = max(data.scope.changing - MAX_LISTED_GROUPS, 0)
         yield (
@@ -366,7 +376,8 @@ def _apply(data: Findings) -> Iterator[str]:
         "<p>These files are in the folder policies/ next to this report, once for each namespace, with the commands "
         "for its groups. The operator applies a change by itself; nothing is restarted.</p>"
     )
-    for name in sorted({row["use"] for row in data.plotted_groups} & data.policies.keys()):
+    names = {row["use"] for row in data.plotted_groups}
+    for name in sorted(names & data.policies.keys()):
         yield render_manifest(name, data.policies[name])
 
 

@@ -8,6 +8,8 @@ from io import StringIO
 from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
+from pyspark.sql import Row
+
 from rota.pipeline.common.names import replace_unprintable
 from rota.pipeline.recommend.policy_manifests import parse_group_name
 from rota.pipeline.report.plots import escape_text
@@ -50,10 +52,10 @@ def render_group_links(links: ReportLinks, group: str) -> str:
     if links.board_url:
         query = urlencode({"var-namespace": location.namespace, "var-group": location.name})
         urls.append((f"{links.board_url}{BOARD_PATH}?{query}", "board"))
-    anchors = (
-        f'<a href="{escape(url, quote=True)}" rel="noreferrer" aria-label="{title} of {escape_text(group)}">{title}</a>'
-        for url, title in urls
-    )
+    anchors: list[str] = []
+    for url, title in urls:
+        label = f"{title} of {escape_text(group)}"
+        anchors.append(f'<a href="{escape(url, quote=True)}" rel="noreferrer" aria-label="{label}">{title}</a>')
     return f'<p class="links">{" · ".join(anchors)}</p>' if urls else ""
 
 
@@ -62,12 +64,22 @@ def render_download(name: str, columns: Sequence[str], rows: Iterable[Sequence[C
     file = StringIO()
     writer = csv.writer(file)
     writer.writerow(columns)
-    writer.writerows([_csv_text(value) for value in row] for row in rows)
+    for row in rows:
+        writer.writerow([_csv_text(value) for value in row])
     data = b64encode(file.getvalue().encode()).decode()
     return (
         f'<p class="links"><a href="data:text/csv;charset=utf-8;base64,{data}" download="{escape_text(name)}.csv">'
         f"Download {escape_text(name)}.csv</a></p>"
     )
+
+
+def render_row_download(name: str, columns: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return a link that saves some columns of Spark's rows as a CSV file."""
+    cells: list[list[Cell]] = []
+    for row in rows:
+        values = [row[column] for column in columns]
+        cells.append(values)
+    return render_download(name, columns, cells)
 
 
 def _csv_text(value: Cell) -> Cell:

@@ -132,7 +132,10 @@ def _axis_marks(low: float, high: float) -> list[float]:
     spread = max(high - low, abs(high) * 1e-6, 1e-9)
     size = 10 ** floor(log10(spread / 3))
     factors = (1, 2, 2.5, 5, 10)  # the last is always enough: `size` is the next lower power of ten
-    step = next(size * factor for factor in factors if size * factor >= spread / 3)
+    for factor in factors:
+        step = size * factor
+        if step >= spread / 3:
+            break
     first = floor(low / step + 1e-9)
     marks = [first * step]
     while marks[-1] < high - step * 1e-6:
@@ -149,8 +152,7 @@ def _draw_value_axis(marks: Iterable[float], y: Callable[[float], float]) -> Ite
 
 def _draw_time_axis(since: float, until: float, x: Callable[[float], float]) -> Iterator[str]:
     spread = until - since
-    whole_days = max(1, round(spread / MAX_TICKS / _DAY_SECONDS)) * _DAY_SECONDS
-    step = next((gap for gap in _TICK_SECONDS if spread / gap <= MAX_TICKS), whole_days)
+    step = _tick_step(spread)
     has_days = spread > _DAY_SECONDS
     at = -(-since // step) * step  # rounded up to a multiple of the step
     while at <= until:
@@ -161,6 +163,14 @@ def _draw_time_axis(since: float, until: float, x: Callable[[float], float]) -> 
         yield f'<path class="grid" d="M{place} {HEIGHT - BOTTOM_MARGIN}v4"/>'
         yield f'<text x="{place}" y="{HEIGHT - 7}" text-anchor="{anchor}">{when:{form}}</text>'
         at += step
+
+
+def _tick_step(spread: float) -> int:
+    """Return the seconds between two ticks: the smallest usual step with few enough ticks, or else whole days."""
+    for seconds in _TICK_SECONDS:
+        if spread / seconds <= MAX_TICKS:
+            return seconds
+    return max(1, round(spread / MAX_TICKS / _DAY_SECONDS)) * _DAY_SECONDS
 
 
 def _path_commands(

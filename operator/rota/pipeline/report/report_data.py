@@ -14,7 +14,7 @@ from rota.pipeline.recommend.backtest import BacktestSummary
 from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
 from rota.pipeline.recommend.group_costs import COST_DECIMALS
 from rota.pipeline.recommend.ranking import OWN_POLICIES, costs_with_measures, sum_over_groups
-from rota.pipeline.report.earlier_advice import ObservedAdvice
+from rota.pipeline.report.earlier_advice import ObservedAdvice, known_values
 from rota.pipeline.report.links import ReportLinks
 from rota.spec import PolicySpec
 
@@ -156,7 +156,8 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
     counts = [F.count("*").alias("groups"), F.count("problem").alias("problems"), F.max("hours").alias("hours")]
     summary = every.groupBy("policy").agg(*counts, *sums, mean).orderBy("policy")
     has_usable = F.col("problems") < F.col("groups")
-    return summary.withColumns({name: F.when(has_usable, F.col(name)) for name in (*summed, averaged)})
+    known_sums = {name: F.when(has_usable, F.col(name)) for name in (*summed, averaged)}
+    return summary.withColumns(known_sums)
 
 
 def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
@@ -214,7 +215,10 @@ def find_leading_group(data: Findings) -> LeadingGroup | None:
 
 def sums_of(data: Findings, policy: str = RECORDED_POLICY) -> Row | None:
     """Return the sums of a policy, by default of the present policies; None if they are missing."""
-    return next((row for row in data.policy_sums if row["policy"] == policy), None)
+    for row in data.policy_sums:
+        if row["policy"] == policy:
+            return row
+    return None
 
 
 def _matches_now_or_recommended(recommended_policies: Mapping[str, str]) -> Column:
@@ -235,8 +239,7 @@ def _collect_scope(results: DataFrame, series: DataFrame, chosen: DataFrame) -> 
     seconds = F.unix_timestamp("at")
     times = series.agg(F.min(seconds).alias("since"), F.max(seconds).alias("until"))
     row = sums.crossJoin(by_group).crossJoin(times).first()
-    values = {name: value for name, value in row.asDict().items() if value is not None} if row else {}
-    return HistoryScope(**values)
+    return HistoryScope(**known_values(row))
 
 
 def _series_by_group(points: list[Row]) -> SeriesByGroup:
