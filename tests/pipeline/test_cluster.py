@@ -1,8 +1,10 @@
 """`rota pipeline` on Spark's own cluster, by the commands of docs/pipeline.md: the results are those of one machine."""
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,7 +38,7 @@ spark.ui.enabled false
 """
 # `pip` of the page: the wheel of this checkout instead of a release, and the versions of uv.lock.
 PIP = """#!/bin/sh
-exec uv pip install --quiet --python {python} --constraint {folder}/locked.txt --target "$3" \\
+exec {uv} pip install --quiet --python {python} --constraint {folder}/locked.txt --target "$3" \\
   'rota-operator[pipeline] @ file://{wheel}'
 """
 
@@ -57,14 +59,16 @@ class Submission:
 
     def prepare(self) -> None:
         """Build the wheel, and pack it with its libraries as the page says."""
-        uv = ("uv", "--quiet", "--project", str(PROJECT))
+        program = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        assert program, "uv is not installed"
+        uv = (program, "--quiet", "--project", str(PROJECT))
         subprocess.run([*uv, "build", "--wheel", "--out-dir", self.folder, PROJECT], check=True)
         export = [*uv, "export", "--frozen", "--no-dev", "--no-hashes", "--no-emit-workspace", "--extra=pipeline"]
         (self.folder / "locked.txt").write_bytes(subprocess.run(export, check=True, stdout=subprocess.PIPE).stdout)
         [wheel] = self.folder.glob("*.whl")
         (self.folder / "bin").mkdir()
         pip = self.folder / "bin" / "pip"
-        pip.write_text(PIP.format(python=plain_python(), folder=self.folder, wheel=wheel))
+        pip.write_text(PIP.format(uv=program, python=plain_python(), folder=self.folder, wheel=wheel))
         pip.chmod(0o755)
         with self.typing(self._pack) as shell:
             assert shell.wait(LONGEST) == 0, self.errors()
@@ -112,6 +116,7 @@ class Submission:
 def _page_commands() -> tuple[str, str, str, str]:
     """Return the page's commands that pack, submit with a lake in a folder, fetch jars, and submit with a bucket."""
     commands = [typed.command for typed in typed_commands(PAGE, "Where it runs")]
+    commands = commands[commands.index(next(command for command in commands if command.startswith("pip "))) :]
     first, second = (number for number, command in enumerate(commands) if command.startswith("spark-submit"))
     return "".join(commands[:first]), commands[first], "".join(commands[first + 1 : second]), commands[second]
 
@@ -162,14 +167,17 @@ def test_pipeline_on_a_spark_cluster_gives_the_same_tables(
     assert contents(lake) == contents(str(expected))
 
 
-def test_pipeline_on_a_spark_cluster_with_a_lake_in_a_bucket_gives_the_same_tables(
+def test_pipeline_on_a_spark_cluster_with_a_lake_in_a_bucket_gives_the_same_tables_after_its_driver_was_killed(
     submission: Submission, expected: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in bucket.variables.items():
         monkeypatch.setenv(name, value)
     lake = f"{bucket.uri}/lake"
     copy_journal(expected, lake)
-    with submission.typing(submission.to(submission.in_bucket, lake), bucket.variables) as shell:
+    commands = submission.to(submission.in_bucket, lake)
+    with submission.typing(commands, bucket.variables) as shell:
+        kill_when(shell, has_commit(lake))
+    with submission.typing(commands, bucket.variables) as shell:
         assert shell.wait(LONGEST) == 0, submission.errors()
     assert contents(lake) == contents(str(expected))
 
