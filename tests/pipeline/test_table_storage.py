@@ -17,6 +17,8 @@ from rota.pipeline.lake import storage
 from rota.pipeline.lake.data_files import FileTarget, TableSpec, write_partitions
 from rota.pipeline.lake.delta_log import FileChanges, list_files
 from rota.pipeline.lake.storage import check_root, spark_pattern, spark_uri, storage_options
+from rota.pipeline.lake.table import Table
+from rota.pipeline.lake.tables import FILES_TABLE, Lake
 
 
 @pytest.fixture
@@ -112,6 +114,19 @@ def test_table_file_that_a_bucket_refuses_is_told(
     [file] = written.to_pylist()
     content = open_store(uri).read(f"lake/groups/{file['path']}")
     assert (len(content), pq.read_metadata(pa.BufferReader(content)).num_rows) == (file["size_bytes"], rows)
+
+
+def test_table_version_is_loaded_once(uri: str, proxy: FaultProxy) -> None:
+    table = Table(open_store(uri), TableSpec("lake/groups", GROUPS))
+    version = append_file(uri, "a")
+    assert table.count(version) == 1
+    sent = len(proxy.requests)
+    assert (table.count(version), len(table.dates(version))) == (1, 1)
+    assert len(proxy.requests) == sent
+    append_file(uri, "b")
+    assert table.count(table.version()) == 2
+    lake = Lake(uri)
+    assert lake.table(FILES_TABLE.name) is lake.table(FILES_TABLE.name)
 
 
 def test_table_places_have_the_names_that_spark_and_deltalake_use(monkeypatch: pytest.MonkeyPatch) -> None:

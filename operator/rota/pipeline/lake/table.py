@@ -55,6 +55,7 @@ class Table:
         self._store = store
         self._log = DeltaLog(store, spec.name, spec.schema, spec.partitions)
         self._files = ParquetFiles(store, spec)
+        self._readable: dict[int, DeltaTable] = {}  # loaded versions: they never change
 
     def head(self) -> TableHead:
         """Return the newest version, and the last ingest run in it."""
@@ -229,10 +230,12 @@ class Table:
     def _load_readable(self, version: int | None) -> DeltaTable | None:
         if version is None:
             return None
-        table = self._log.load(version)
-        if table is not None:
+        if version not in self._readable:
+            table = self._log.load(version)
+            assert table is not None  # noqa: S101 - only a table without a version may be missing
             compare_columns(self.schema, stored_schema(table)).check_readable(self.uri)
-        return table
+            self._readable[version] = table
+        return self._readable[version]
 
     def _check_writable(self, table: DeltaTable | None) -> None:
         if table is not None:

@@ -89,10 +89,13 @@ class Lake:
         self._check_layout()
         self.snapshots = SnapshotStore(self.store)
         self.runs = RunStore(self.store)
+        self._tables: dict[str, Table] = {}
 
     def table(self, name: str) -> Table:
-        """Return a table by its name, such as lake/offsets."""
-        return Table(self.store, TABLES[name])
+        """Return a table by its name, such as lake/offsets: always the same one, which loads each version once."""
+        if name not in self._tables:
+            self._tables[name] = Table(self.store, TABLES[name])
+        return self._tables[name]
 
     def snapshot(self, number: int | None = None, as_of: datetime | None = None) -> LakeSnapshot:
         """Return a snapshot by number or time, else the newest; raise ValueError if there is no such snapshot."""
