@@ -1,4 +1,4 @@
-"""Comparison of a table's stored columns with those that this version of Rota declares."""
+"""Compares a table's stored columns with the columns that this version of Rota declares."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class ColumnDifferences:
 
 
 def compare_columns(declared: StructType, stored: StructType) -> ColumnDifferences:
-    """Return the differences of columns by name; their order and nullability are of no importance."""
+    """Return the differences of columns by name; order and nullability are not compared."""
     differences = ColumnDifferences()
     _compare(declared, stored, "", differences)
     return differences
@@ -45,7 +45,9 @@ def compare_columns(declared: StructType, stored: StructType) -> ColumnDifferenc
 
 def fields_to_add(declared: StructType, stored: StructType) -> list[StructField]:
     """Return the declared columns that are missing, or have missing fields, among the stored ones."""
-    missing = {name.partition(".")[0] for name in compare_columns(declared, stored).missing}
+    missing: set[str] = set()
+    for name in compare_columns(declared, stored).missing:
+        missing.add(name.partition(".")[0])
     return [column for column in declared.fields if column.name in missing]
 
 
@@ -63,8 +65,12 @@ def _compare_fields(declared: StructType, stored: StructType, name: str, differe
     prefix = f"{name}." if name else ""
     declared_types = {column.name: column.dataType for column in declared}
     stored_types = {column.name: column.dataType for column in stored}
-    differences.missing.extend(prefix + column for column in declared_types if column not in stored_types)
-    differences.unknown.extend(prefix + column for column in stored_types if column not in declared_types)
+    for column in declared_types:
+        if column not in stored_types:
+            differences.missing.append(prefix + column)
+    for column in stored_types:
+        if column not in declared_types:
+            differences.unknown.append(prefix + column)
     for column, declared_type in declared_types.items():
         if column in stored_types:
             _compare(declared_type, stored_types[column], prefix + column, differences)

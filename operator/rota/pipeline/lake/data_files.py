@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 
 from rota.object_store import ObjectStore, open_store
 
-WRITTEN_FILES = StructType(  # what a Spark task returns of each file
+WRITTEN_FILES = StructType(  # one row for each file that a Spark task has written
     [
         StructField("path", StringType()),
         StructField("size_bytes", LongType()),
@@ -44,7 +44,7 @@ class TableSpec:
     schema: StructType
     partitions: tuple[str, ...] = ("date",)
     order: tuple[str, ...] = ()
-    dictionaries: tuple[str, ...] = ()  # columns of Parquet that have one; none named: all
+    dictionaries: tuple[str, ...] = ()  # Parquet columns with a dictionary; empty: all columns
 
 
 class DataFile(NamedTuple):
@@ -54,7 +54,7 @@ class DataFile(NamedTuple):
     size_bytes: int
     rows: int | None  # None: another program has added the file without statistics
     partition: PartitionValues
-    added_at: datetime | None = None  # when it was committed; None: not yet
+    added_at: datetime | None = None  # time of the commit; None: not committed yet
 
     @property
     def date(self) -> str | None:
@@ -96,6 +96,14 @@ def read_file(store: ObjectStore, table: str, file: DataFile, columns: list[str]
     return pq.ParquetFile(pa.BufferReader(store.read(f"{table}/{file.path}"))).read(columns)
 
 
+def count_rows(files: Iterable[DataFile]) -> int:
+    """Return the number of rows in all files; files without statistics count as empty."""
+    rows = 0
+    for file in files:
+        rows += file.rows or 0
+    return rows
+
+
 def split_by_partition(
     batch: pa.RecordBatch, partitions: Sequence[str]
 ) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
@@ -135,8 +143,10 @@ class _FileWriter:
 
     def __init__(self, store: ObjectStore, target: FileTarget, values: PartitionValues, schema: pa.Schema) -> None:
         self.values = values
-        folders = [f"{name}={_NULL_PARTITION if value is None else value}" for name, value in values.items()]
-        self._path = "/".join([*folders, f"{target.label}-{secrets.token_hex(_RANDOM_BYTES)}.parquet"])
+        folders = ""
+        for name, value in values.items():
+            folders += f"{name}={_NULL_PARTITION if value is None else value}/"
+        self._path = f"{folders}{target.label}-{secrets.token_hex(_RANDOM_BYTES)}.parquet"
         self._rows = 0
         self._pending: list[pa.RecordBatch] = []  # of the next row group
         self._pending_bytes = 0
@@ -145,7 +155,7 @@ class _FileWriter:
         self._writer = pq.ParquetWriter(self._file, schema, compression=_COMPRESSION, use_dictionary=dictionaries)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Add rows; they are written when there are enough for a row group."""
+        """Add rows; write a row group if the pending rows are large enough."""
         self._rows += rows.num_rows
         self._pending.append(rows)
         self._pending_bytes += rows.nbytes

@@ -20,8 +20,8 @@ from rota.pipeline.lake.data_files import DataFile
 from rota.pipeline.lake.reading.log_reader import LogReader, first_line
 from rota.pipeline.lake.storage import storage_errors, storage_options
 
-APP = "ingest"  # name of the app transactions, whose versions are the numbers of ingest runs
-# Snapshots name old versions: `rota pipeline maintain` alone removes what none of them needs.
+APP = "ingest"  # name of the app transactions; their versions are the numbers of ingest runs
+# Snapshots name old versions: only `rota pipeline maintain` removes log files that no snapshot needs.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
 
 
@@ -67,7 +67,7 @@ class DeltaLog:
     def commit(self, plan_changes: PlanChanges, run: int | None = None) -> CommitResult:
         """Commit planned changes, with the number of an ingest run; no changes, no commit.
 
-        If another writer commits first, the changes are planned anew with its version.
+        If another writer commits first, the changes are planned again with the version of that writer.
         """
         while True:
             table = self.load()
@@ -87,8 +87,8 @@ class DeltaLog:
                     break
         return CommitResult(0 if version is None else version + 1, is_changed=True)
 
-    def compact(self, before: date) -> CommitResult:
-        """Join the small files of each partition of the days before a day in one commit.
+    def compact(self, end_day: date) -> CommitResult:
+        """Join the small files of each partition of all days earlier than `end_day` in one commit.
 
         Concurrent appends are no conflict. Raise ValueError if other commits change the same files again and again.
         """
@@ -99,7 +99,7 @@ class DeltaLog:
             try:
                 with storage_errors(self.uri):
                     result = table.optimize.compact(
-                        partition_filters=[("date", "<", before.isoformat())], writer_properties=_COMPACTED
+                        partition_filters=[("date", "<", end_day.isoformat())], writer_properties=_COMPACTED
                     )
                 return CommitResult(table.version(), is_changed=bool(result["numFilesRemoved"]))
             except CommitFailedError:
@@ -124,7 +124,7 @@ class DeltaLog:
         now = int(time.time() * 1000)
         added = [_add_action(file, now) for file in changes.added]
         transactions = [] if run is None else [Transaction(APP, run)]
-        # A retry by deltalake would not look at the rows that another writer has added.
+        # A retry by deltalake would ignore the rows that another writer has added.
         properties = CommitProperties(max_commit_retries=0, app_transactions=transactions)
         if table is None:
             create_table_with_add_actions(
@@ -149,7 +149,7 @@ def stored_schema(table: DeltaTable) -> StructType:
 
 
 def last_run(table: DeltaTable | None) -> int:
-    """Return the number of the last ingest run in a version; -1 if there is none."""
+    """Return the number of the last ingest run in a version; -1 without an ingest run."""
     run = None if table is None else table.transaction_version(APP)
     return -1 if run is None else run
 
@@ -158,22 +158,22 @@ def list_files(table: DeltaTable | None, dates: Iterable[str | None] | None = No
     """Return the files of a version, by default of all dates."""
     if table is None:
         return []
-    wanted = None if dates is None else set(dates)
-    files = [
-        DataFile(
-            row["path"],
-            row["size_bytes"],
-            row.get("num_records"),
-            _partition_texts(row.get("partition")),
-            datetime.fromtimestamp(row["modification_time"] / 1000, UTC),
-        )
-        for row in pa.table(table.get_add_actions()).to_pylist()
-    ]
-    return [file for file in files if wanted is None or file.date in wanted]
+    selected_dates = None if dates is None else set(dates)
+    files: list[DataFile] = []
+    for row in pa.table(table.get_add_actions()).to_pylist():
+        partition = _partition_texts(row.get("partition"))
+        added_at = datetime.fromtimestamp(row["modification_time"] / 1000, UTC)
+        file = DataFile(row["path"], row["size_bytes"], row.get("num_records"), partition, added_at)
+        if selected_dates is None or file.date in selected_dates:
+            files.append(file)
+    return files
 
 
 def _partition_texts(values: Mapping[str, date | int | None] | None) -> dict[str, str | None]:
-    return {column: None if value is None else str(value) for column, value in (values or {}).items()}
+    texts: dict[str, str | None] = {}
+    for column, value in (values or {}).items():
+        texts[column] = None if value is None else str(value)
+    return texts
 
 
 def _add_action(file: DataFile, now: int) -> AddAction:
@@ -189,4 +189,8 @@ def _remove_action(file: DataFile, now: int) -> RemoveAction:
 
 
 def _contains(table: DeltaTable, files: Iterable[DataFile]) -> bool:
-    return {file.path for file in files} <= {file.path for file in list_files(table)}
+    return _paths(files) <= _paths(list_files(table))
+
+
+def _paths(files: Iterable[DataFile]) -> set[str]:
+    return {file.path for file in files}

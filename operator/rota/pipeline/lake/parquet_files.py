@@ -5,26 +5,26 @@ from functools import partial
 from typing import NamedTuple
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from rota.object_store import ObjectStore
 from rota.pipeline.common.columns import select_columns
-from rota.pipeline.lake.data_files import WRITTEN_FILES, DataFile, FileTarget, TableSpec, write_partitions
+from rota.pipeline.lake.data_files import WRITTEN_FILES, DataFile, FileTarget, TableSpec, count_rows, write_partitions
 from rota.pipeline.lake.reading.arrow_rows import missing_file_sentence
 from rota.pipeline.lake.storage import spark_pattern, spark_uri
 
 
 class FileBatch(NamedTuple):
-    """Files that one attempt has written, and which no version of the table contains yet."""
+    """Files of one attempt to write; no version of the table contains them yet."""
 
     files: Sequence[DataFile]
 
     @property
     def rows(self) -> int:
         """Number of rows in all files."""
-        return sum(file.rows or 0 for file in self.files)
+        return count_rows(self.files)
 
     @property
     def dates(self) -> set[str | None]:
@@ -75,4 +75,8 @@ class ParquetFiles:
 
 def _empty_frame(spark: SparkSession, schema: StructType) -> DataFrame:
     """Return a frame without rows, which Spark removes from plans; `createDataFrame` would start Python workers."""
-    return spark.range(0).select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in schema))
+    columns: list[Column] = []
+    for field in schema:
+        null = F.lit(None).cast(field.dataType)
+        columns.append(null.alias(field.name))
+    return spark.range(0).select(*columns)

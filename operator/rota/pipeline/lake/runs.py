@@ -9,7 +9,7 @@ CREATE_ONLY_KEY = "_rota/create-only"  # an empty object: see check_create_only
 
 
 class PlannedSegment(msgspec.Struct, frozen=True):
-    """A segment of the journal, as it was listed."""
+    """A segment of the journal, as the store has listed the object."""
 
     key: str
     size_bytes: int
@@ -20,7 +20,7 @@ class RunPlan(msgspec.Struct, frozen=True):
     """The segments that one ingest run takes; a repeated run takes exactly these."""
 
     number: int
-    journal: str  # URI of the journal, to whose root the segments' keys are relative
+    journal: str  # URI of the journal; the segments' keys are relative to its root
     segments: tuple[PlannedSegment, ...]
 
 
@@ -31,7 +31,7 @@ class RunStore:
         self._store = store
 
     def read(self, number: int) -> RunPlan | None:
-        """Return the plan of a run, None if there is none; raise ValueError if its object is damaged."""
+        """Return the plan of a run, None if no plan is stored; raise ValueError if its object is damaged."""
         key = _key(number)
         try:
             plan = msgspec.json.decode(self._store.read(key), type=RunPlan)
@@ -46,7 +46,7 @@ class RunStore:
     def create(self, number: int, journal: str, segments: tuple[PlannedSegment, ...]) -> RunPlan:
         """Store the plan of a run, and return it; return the stored plan if the run has one already.
 
-        Raise StoreError if the store would overwrite it. This is the first object that a run writes.
+        Raise StoreError if the store would overwrite a plan. The plan is the first object that a run writes.
         """
         check_create_only(self._store, CREATE_ONLY_KEY)
         plan = RunPlan(number, journal, segments)

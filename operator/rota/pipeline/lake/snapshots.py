@@ -22,8 +22,8 @@ class LakeSnapshot(msgspec.Struct, frozen=True):
     """Versions of all tables that belong together; number 0 is the empty lake before the first snapshot."""
 
     number: int
-    created_at: datetime  # never before that of the snapshot before, whatever the clocks of the writers show
-    run: int  # the last ingest run whose rows are in all tables
+    created_at: datetime  # never earlier than the previous snapshot's, even if a writer's clock is slow
+    run: int  # the last ingest run that has added its rows to all tables
     tables: dict[str, int]  # Delta version by name of the table, such as lake/offsets
     id: str = ""  # random: distinguishes two attempts to publish the same number
 
@@ -55,7 +55,7 @@ class SnapshotStore:
         return self._read(numbers[-1]) if numbers else EMPTY_SNAPSHOT
 
     def get(self, number: int) -> LakeSnapshot:
-        """Return a snapshot; raise ValueError, with the existing numbers, if it does not exist."""
+        """Return a snapshot; raise ValueError, with the existing numbers, if that snapshot does not exist."""
         try:
             return self._read(number)
         except FileNotFoundError:
@@ -63,7 +63,7 @@ class SnapshotStore:
             raise ValueError(f"{self._store.uri} has no snapshot {number}; it has {existing}") from None
 
     def as_of(self, time: datetime) -> LakeSnapshot:
-        """Return the newest snapshot that was created at a time or before; raise ValueError if all are newer."""
+        """Return the newest snapshot that was created at a time or earlier; raise ValueError if all are newer."""
         numbers = self.numbers()
         while True:
             try:
@@ -72,10 +72,10 @@ class SnapshotStore:
                 remaining = self.numbers()
                 if remaining == numbers:
                     raise
-                numbers = remaining  # a maintenance has removed expired ones since they were listed
+                numbers = remaining  # a maintenance has removed expired snapshots since the last listing
 
     def _newest_until(self, time: datetime, numbers: list[int]) -> LakeSnapshot:
-        # Times never decrease, so that a bisection finds the snapshot: one of thousands is read in a dozen requests.
+        # Times never decrease, so that a bisection finds the snapshot: thousands of snapshots need a dozen requests.
         index = bisect_right(numbers, time, key=lambda number: self._read(number).created_at)
         if index:
             return self._read(numbers[index - 1])
@@ -83,7 +83,7 @@ class SnapshotStore:
         raise ValueError(f"{self._store.uri} has no snapshot as old as {time.isoformat()}; {oldest}")
 
     def choose(self, number: int | None, time: datetime | None) -> LakeSnapshot:
-        """Return a snapshot by number or time, else the newest; raise ValueError if there is no such snapshot."""
+        """Return a snapshot by number or time, else the newest; raise ValueError if the lake has no such snapshot."""
         if number is not None:
             return self.get(number)
         if time is not None:
@@ -118,19 +118,19 @@ class SnapshotStore:
             if run is None:
                 self._check_unchanged(base, newest, versions)
                 continue
-            versions = {table: version for table, version in versions.items() if _is_newer(newest, table, version)}
+            versions = _newer_versions(versions, newest)
             if newest.run >= run and not versions:
                 return newest
 
-    def expire(self, before: datetime) -> LakeSnapshot:
-        """Remove the snapshots that a newer one had replaced at a time; return the oldest of the others.
+    def expire(self, expiry: datetime) -> LakeSnapshot:
+        """Remove the snapshots that a newer snapshot had replaced at a time; return the oldest remaining snapshot.
 
-        So the snapshot of any later time can be read. The newest one always stays. The times are those of the store:
-        a wrong clock of one writer would give all later snapshots a wrong time.
+        So the snapshot of any later time can be read. The newest snapshot always stays. The store's times are
+        compared: a wrong clock of one writer would give all later snapshots a wrong time.
         """
         while stored_at := self._list_times():
             numbers = sorted(stored_at)
-            while len(numbers) > 1 and stored_at[numbers[1]] <= before:
+            while len(numbers) > 1 and stored_at[numbers[1]] <= expiry:
                 self._store.delete(_key(numbers.pop(0)))
             with suppress(FileNotFoundError):  # another maintenance has removed more: list again
                 return self._read(numbers[0])
@@ -138,8 +138,12 @@ class SnapshotStore:
 
     def _list_times(self) -> dict[int, datetime]:
         """Return when each snapshot was stored, by number."""
-        listed = ((_KEY_PATTERN.fullmatch(info.key), info.modified) for info in self._store.list_objects(FOLDER))
-        return {int(match[1]): modified for match, modified in listed if match}
+        stored_at: dict[int, datetime] = {}
+        for info in self._store.list_objects(FOLDER):
+            match = _KEY_PATTERN.fullmatch(info.key)
+            if match:
+                stored_at[int(match[1])] = info.modified
+        return stored_at
 
     def _check_unchanged(self, base: LakeSnapshot, newest: LakeSnapshot, versions: Mapping[str, int]) -> None:
         """Raise SnapshotConflictError if another command has published one of the tables since `base`."""
@@ -162,8 +166,9 @@ class SnapshotStore:
         return snapshot
 
 
-def _is_newer(snapshot: LakeSnapshot, table: str, version: int) -> bool:
-    return version > snapshot.tables.get(table, -1)
+def _newer_versions(versions: Mapping[str, int], snapshot: LakeSnapshot) -> dict[str, int]:
+    """Return the versions that are newer than the snapshot's."""
+    return {table: version for table, version in versions.items() if version > snapshot.tables.get(table, -1)}
 
 
 def _key(number: int) -> str:
@@ -173,10 +178,12 @@ def _key(number: int) -> str:
 def _format_numbers(numbers: list[int]) -> str:
     if not numbers:
         return "none"
-    spans: list[list[int]] = []
+    existing = set(numbers)
+    spans: list[str] = []
+    first = numbers[0]
     for number in numbers:
-        if spans and spans[-1][-1] == number - 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    return join_names(["-".join(map(str, span)) for span in spans], max_names=10)
+        if number - 1 not in existing:
+            first = number
+        if number + 1 not in existing:
+            spans.append(str(number) if number == first else f"{first}-{number}")
+    return join_names(spans, max_names=10)

@@ -1,4 +1,4 @@
-"""Where a lake's tables are, as deltalake, pyarrow and Spark need it: URIs and options of the environment."""
+"""Location of a lake for deltalake, pyarrow and Spark: URIs, and options from environment variables."""
 
 import os
 import re
@@ -25,7 +25,7 @@ _GLOB_CHARACTERS = re.compile(r"[*?\[\]{}\\]")
 
 
 def check_root(uri: str) -> None:
-    """Raise ValueError if deltalake cannot use a folder: it decodes names such as `a%20b`."""
+    """Raise ValueError if deltalake cannot use a folder: deltalake decodes names such as `a%20b`."""
     if unquote(uri) != uri:
         raise ValueError(f"{uri} cannot be a lake: its path contains %, followed by two digits; use another folder")
 
@@ -39,19 +39,19 @@ def storage_options(uri: str) -> dict[str, str]:
 
 
 def spark_uri(uri: str) -> str:
-    """Return the URI by which Spark reads and writes it: the scheme of S3 is s3a there."""
+    """Return a URI as Spark needs it: Spark's scheme of S3 is s3a."""
     return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") else uri
 
 
 def spark_pattern(uri: str) -> str:
-    """Return a URI for Spark's reader, which takes it for a pattern: special characters are escaped."""
+    """Return a URI with escaped special characters, since Spark's reader takes the URI for a pattern."""
     return _GLOB_CHARACTERS.sub(r"\\\g<0>", spark_uri(uri))
 
 
 def native_filesystem(uri: str) -> pa_fs.FileSystem | None:
     """Return a folder as a file system of pyarrow's own; None for a bucket, which deltalake opens.
 
-    Deltalake's is called by pyarrow's threads, which may still close files while Python ends: that aborts the process.
+    Pyarrow's threads may still close files of deltalake's file system while Python ends: the process would abort.
     """
     location = parse_location(uri)
     is_folder = location.scheme == FOLDER_SCHEME
@@ -68,15 +68,19 @@ def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
 
 @contextmanager
 def storage_errors(uri: str) -> Iterator[None]:
-    """Turn errors of a folder or bucket, as deltalake words them, into StoreError; a missing file stays as it is."""
+    """Turn errors of a folder or bucket, as deltalake words them, into StoreError, but re-raise FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
         causes = str(error)
-        for cause, known in _CAUSES.items():
-            causes = causes.replace(cause, known)
-        lines = [_FRAME.sub("", line).strip() for line in causes.splitlines()]
-        reason = explain_error(OSError(": ".join(filter(None, lines))), parse_location(uri).scheme)
+        for cause, obstore_cause in _CAUSES.items():
+            causes = causes.replace(cause, obstore_cause)
+        lines: list[str] = []
+        for framed_line in causes.splitlines():
+            line = _FRAME.sub("", framed_line).strip()
+            if line:
+                lines.append(line)
+        reason = explain_error(OSError(": ".join(lines)), parse_location(uri).scheme)
         raise StoreError(f"{uri} cannot be read or written: {reason}") from error

@@ -1,6 +1,6 @@
 """A table of the lake: Spark's tasks write its Parquet files, deltalake commits them; only this package knows paths."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from rota.object_store import ObjectStore
 from rota.pipeline.lake.columns import compare_columns, fields_to_add
-from rota.pipeline.lake.data_files import DataFile, TableSpec
+from rota.pipeline.lake.data_files import DataFile, TableSpec, count_rows
 from rota.pipeline.lake.delta_log import (
     CommitResult,
     DeltaLog,
@@ -67,7 +67,7 @@ class Table:
         return self.head().version
 
     def transaction(self) -> int:
-        """Return the number of the last ingest run whose rows are in the table; -1 if there is none."""
+        """Return the number of the last ingest run that has committed to the table; -1 if none has."""
         return self.head().run
 
     def read(self, spark: SparkSession, version: int | None, since: date | None = None) -> DataFrame:
@@ -79,15 +79,19 @@ class Table:
 
     def count(self, version: int | None, since: date | None = None) -> int:
         """Return the number of rows of a version, by the log alone."""
-        return sum(file.rows or 0 for file in _files_since(self._load_readable(version), since))
+        return count_rows(_files_since(self._load_readable(version), since))
 
     def files(self, version: int | None, since: date | None = None) -> list[DataFile]:
         """Return the files of a version, for readers without Spark."""
         return _files_since(self._load_readable(version), since)
 
     def written_at(self, version: int | None) -> datetime | None:
-        """Return when the newest file of a version was committed; None if it has no files."""
-        return max((file.added_at for file in list_files(self._load_readable(version)) if file.added_at), default=None)
+        """Return when the newest file of a version was committed; None if the version has no files."""
+        newest: datetime | None = None
+        for file in list_files(self._load_readable(version)):
+            if file.added_at and (newest is None or file.added_at > newest):
+                newest = file.added_at
+        return newest
 
     def dataset(self, version: int | None, since: date | None = None) -> ds.Dataset:
         """Return the rows of a version as a dataset of pyarrow, for readers without Spark."""
@@ -119,7 +123,7 @@ class Table:
         return self._files.read(spark, files)
 
     def merge(self, rows: DataFrame, run: int) -> TableCommit:
-        """Append the rows of an ingest run whose `digest` no row of the same date has.
+        """Append the rows of an ingest run, except rows with a date and `digest` that the table has already.
 
         `rows` is evaluated once. If no date of `rows` is in the table yet, this is as quick as `append`. Equal rows
         within `rows` are all kept.
@@ -134,8 +138,11 @@ class Table:
         compared: set[str] = set()  # paths of files that have no row of the batch
 
         def drop_present(table: DeltaTable, batch: FileBatch) -> FileBatch:
-            unread = [file for file in list_files(table, batch.dates) if file.path not in compared]
-            compared.update(file.path for file in unread)
+            unread: list[DataFile] = []
+            for file in list_files(table, batch.dates):
+                if file.path not in compared:
+                    compared.add(file.path)
+                    unread.append(file)
             return self._drop_rows_of(unread, batch, start_spark(), run) if unread else batch
 
         return self._add_run(write, run, drop_present)
@@ -143,48 +150,55 @@ class Table:
     def replace(self, rows: DataFrame, dates: Collection[date] | None, *, base: int | None) -> TableCommit:
         """Replace all rows of these dates, or of the whole table if `dates` is None, in one commit.
 
-        Other dates have the rows of the version `base`: those of a later version belong to a command that has not
-        published them. Dates without new rows become empty. Raise ValueError if `rows` has other dates.
+        Other dates have the rows of the version `base`: rows of a later version belong to a command that has not
+        published that version. Dates without new rows become empty. Raise ValueError if `rows` has other dates.
         """
         self._check_writable(self._log.load())
         batch = self._files.write(rows, "replace")
-        replaced = None if dates is None else {day.isoformat() for day in dates}
+        replaced = None if dates is None else _date_texts(dates)
         if replaced is not None and not batch.dates <= replaced:
-            others = sorted(map(str, batch.dates - replaced))
-            raise ValueError(f"{self.name}: rows of {', '.join(others)} are not of the days that are to be replaced")
+            unexpected_dates = sorted(map(str, batch.dates - replaced))
+            raise ValueError(
+                f"{self.name}: rows of {', '.join(unexpected_dates)} are not of the days that are to be replaced"
+            )
 
-        kept: dict[str, DataFile] = {}
+        retained: dict[str, DataFile] = {}
         if replaced is not None:
-            base_files = list_files(self._load_readable(base))
-            kept = {file.path: file for file in base_files if file.date not in replaced}
+            for file in list_files(self._load_readable(base)):
+                if file.date not in replaced:
+                    retained[file.path] = file
 
         def plan_changes(table: DeltaTable | None) -> FileChanges:
             self._check_writable(table)
             present = {file.path: file for file in list_files(table)}
-            restored = [file for path, file in kept.items() if path not in present]
-            removed = [file for path, file in present.items() if path not in kept]
+            restored = _without_paths(retained, present)
+            removed = _without_paths(present, retained)
             return FileChanges([*batch.files, *restored], removed)
 
         result = self._log.commit(plan_changes)
         return TableCommit(result.version, batch.rows)
 
-    def compact(self, before: date) -> CommitResult:
-        """Join the small files of each partition of the days before a day; rows stay the same."""
-        return self._log.compact(before)
+    def compact(self, end_day: date) -> CommitResult:
+        """Join the small files of each partition of all days earlier than `end_day`; rows stay the same."""
+        return self._log.compact(end_day)
 
     def dates(self, version: int | None) -> set[date]:
         """Return the days of which a version has rows."""
-        return {date.fromisoformat(file.date) for file in list_files(self._load_readable(version)) if file.date}
+        days: set[date] = set()
+        for file in list_files(self._load_readable(version)):
+            if file.date:
+                days.add(date.fromisoformat(file.date))
+        return days
 
     def delete(self, dates: Collection[date]) -> CommitResult:
         """Remove all rows of these days in one commit."""
-        removed = {day.isoformat() for day in dates}
-        return self._log.commit(lambda table: FileChanges((), list_files(table, removed)))
+        deleted = _date_texts(dates)
+        return self._log.commit(lambda table: FileChanges((), list_files(table, deleted)))
 
     def vacuum(self, oldest_version: int, modified_before: datetime) -> RemovedFiles:
         """Remove files that neither a version nor a later one has, if they were modified before a time.
 
-        Removes the log of older versions, too.
+        The log files of older versions are removed, too.
         """
         needed = self._log.paths_since(oldest_version)
         removed = remove_unused_files(self._store, self.name, needed, modified_before)
@@ -198,7 +212,7 @@ class Table:
     def _add_run(
         self, write: Callable[[], FileBatch], run: int, drop_present: Callable[[DeltaTable, FileBatch], FileBatch]
     ) -> TableCommit:
-        """Write and commit the rows of a run, without those that a function drops by a version of the table."""
+        """Write and commit the rows of a run, without rows that `drop_present` finds in a version of the table."""
         current = self._log.load()
         if current is not None and last_run(current) >= run:
             return TableCommit(current.version(), 0)
@@ -218,7 +232,7 @@ class Table:
         return TableCommit(result.version, batch.rows if result.is_changed else 0)
 
     def _drop_rows_of(self, files: Sequence[DataFile], batch: FileBatch, spark: SparkSession, run: int) -> FileBatch:
-        """Return the batch without rows whose digest is in files: itself, or a new one. Only digests are compared."""
+        """Return a batch without rows that `files` have, by digest; the same batch if `files` have none of its rows."""
         written = self._files.read(spark, batch.files)
         digests = written.select("digest").transform(_broadcast_small, batch.rows)
         present = self._files.read(spark, files).select("digest").join(digests, "digest", "left_semi").distinct()
@@ -244,7 +258,18 @@ class Table:
 
 def _files_since(table: DeltaTable | None, since: date | None) -> list[DataFile]:
     files = list_files(table)
-    return files if since is None else [file for file in files if file.date and file.date >= since.isoformat()]
+    if since is None:
+        return files
+    first_date = since.isoformat()
+    return [file for file in files if file.date and file.date >= first_date]
+
+
+def _date_texts(dates: Iterable[date]) -> set[str]:
+    return {day.isoformat() for day in dates}
+
+
+def _without_paths(files: Mapping[str, DataFile], paths: Collection[str]) -> list[DataFile]:
+    return [file for path, file in files.items() if path not in paths]
 
 
 def _broadcast_small(rows: DataFrame, max_rows: int) -> DataFrame:

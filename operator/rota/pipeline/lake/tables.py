@@ -11,7 +11,6 @@ from pyspark.sql.types import (
     IntegerType,
     LongType,
     StringType,
-    StructField,
     StructType,
     TimestampType,
 )
@@ -28,7 +27,10 @@ OFFSET_BUCKETS = 16  # partitions of a day of lake/offsets: one task reads the g
 
 
 def _with_columns(schema: StructType, **columns: DataType) -> StructType:
-    return StructType([*schema.fields, *(StructField(name, kind) for name, kind in columns.items())])
+    extended = StructType(list(schema.fields))
+    for name, kind in columns.items():
+        extended.add(name, kind)
+    return extended
 
 
 # `digest` is the first 16 bytes of the SHA-256 of a journal line: merges compare it.
@@ -74,9 +76,10 @@ MARTS = (
     TableSpec("marts/chosen", schemas.CHOSEN, partitions=(), order=("group",)),
     TableSpec("marts/backtest", schemas.BACKTEST, partitions=(), order=("group",)),
 )
-# Tables that ingest appends to, in commits with the number of the run.
-INGESTED_TABLES = (*(spec.name for spec in RECORD_TABLES.values()), QUARANTINE_TABLE.name, FILES_TABLE.name)
-TABLES = {spec.name: spec for spec in (*RECORD_TABLES.values(), QUARANTINE_TABLE, FILES_TABLE, *MARTS)}
+# Ingest appends to these tables, in commits with the number of the run.
+_INGESTED = (*RECORD_TABLES.values(), QUARANTINE_TABLE, FILES_TABLE)
+INGESTED_TABLES = tuple(spec.name for spec in _INGESTED)
+TABLES = {spec.name: spec for spec in (*_INGESTED, *MARTS)}
 
 
 class Lake:
@@ -98,15 +101,15 @@ class Lake:
         return self._tables[name]
 
     def snapshot(self, number: int | None = None, as_of: datetime | None = None) -> LakeSnapshot:
-        """Return a snapshot by number or time, else the newest; raise ValueError if there is no such snapshot."""
+        """Return a snapshot by number or time, else the newest; raise ValueError if the lake has no such snapshot."""
         return self.snapshots.choose(number, as_of)
 
     def read(self, spark: SparkSession, snapshot: LakeSnapshot, name: str, since: date | None = None) -> DataFrame:
-        """Return the rows of a table in a snapshot, or only those of the day `since` and later days."""
+        """Return the rows of a table in a snapshot, or only rows of the day `since` and later days."""
         return self.table(name).read(spark, snapshot.version(name), since)
 
     def add_missing_columns(self) -> None:
-        """Add the columns that this version writes to all tables that lack them; only ingest does so."""
+        """Add the declared columns to all tables that lack them; only ingest adds columns."""
         for name in TABLES:
             self.table(name).add_missing_columns()
 

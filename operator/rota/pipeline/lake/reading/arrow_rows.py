@@ -37,5 +37,5 @@ def collect_rows(
 
 
 def missing_file_sentence(path: str) -> str:
-    """Return the sentence for users about a data file that a version names and that is not there."""
+    """Return the sentence for users about a missing data file of a version."""
     return f"{path} is missing; restore it, read a newer snapshot, or recreate the lake from the journal"

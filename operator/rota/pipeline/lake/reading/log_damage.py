@@ -1,4 +1,4 @@
-"""Finds the damaged file of a table's log: deltalake says that a log is damaged, but not always where."""
+"""Finds the damaged file of a table's log: deltalake reports a damaged log, but not always the damaged file."""
 
 import io
 import json
@@ -14,7 +14,7 @@ _CHECKPOINT_PATTERN = re.compile(r"(\d{20})\.checkpoint.*\.parquet", re.ASCII)
 
 
 def find_damage(store: ObjectStore, log_folder: str, version: int | None) -> str | None:
-    """Return what is wrong with the newest damaged file that a version needs; None if all files can be parsed."""
+    """Describe the newest damaged or missing file that a version needs; return None if all files can be parsed."""
     commits: dict[int, str] = {}
     checkpoints: dict[int, str] = {}
     for info in store.list_objects(log_folder):
@@ -36,11 +36,14 @@ def find_damage(store: ObjectStore, log_folder: str, version: int | None) -> str
 
 
 def _is_commit(content: bytes) -> bool:
+    lines = content.splitlines()
     try:
-        actions = [json.loads(line) for line in content.splitlines()]
+        for line in lines:
+            if not isinstance(json.loads(line), dict):
+                return False
     except ValueError:
         return False
-    return bool(actions) and all(isinstance(action, dict) for action in actions)
+    return bool(lines)
 
 
 def _is_parquet(content: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Loads versions of a Delta table from its log, and names the damaged file if that fails."""
+"""Loads versions of a Delta table from the table's log, and names the damaged file if loading fails."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class LogReader:
     def load(self, version: int | None = None) -> DeltaTable | None:
         """Load a version, by default the newest; None if the table does not exist.
 
-        Raise ValueError if a version that is asked for does not exist, or a file of the log is damaged.
+        Raise ValueError if a requested version does not exist, or a file of the log is damaged.
         """
         try:
             with storage_errors(self.uri):
@@ -71,7 +71,7 @@ class LogReader:
             raise ValueError(f"{self.uri} was changed by another program, which uses {features}: Rota cannot read that")
 
     def _check_empty_commits(self, version: int) -> None:
-        """Raise ValueError if a commit is an empty file: deltalake reads it as a commit without changes.
+        """Raise ValueError if a commit is an empty file: deltalake reads such a file as a commit without changes.
 
         A power failure leaves such files in folders; buckets store objects as a whole.
         """

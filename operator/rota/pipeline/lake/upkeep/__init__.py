@@ -1,1 +1,1 @@
-"""Upkeep of a lake without Spark: compaction, retention, and removal of files and snapshots that nobody reads."""
+"""Upkeep of a lake without Spark: compaction, retention, and removal of unneeded files and snapshots."""

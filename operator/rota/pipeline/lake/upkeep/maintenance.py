@@ -1,8 +1,8 @@
-"""Maintenance of a lake: compaction of past days, retention by days, and removal of what expired snapshots had.
+"""Maintenance of a lake: compaction of past days, retention by days, and removal of expired snapshots.
 
-Concurrent commands are harmless. Tables that another command is writing are left as they are, and a table that is
-written meanwhile is not published: the snapshot of the other command contains its compaction. A maintenance that was
-killed before it published is continued by the next one.
+Concurrent commands are harmless. Tables that another command is writing are skipped, and a table that is written
+meanwhile is not published: the snapshot of the other command contains the table's compaction. If a maintenance is
+killed after it has committed versions, the next maintenance publishes these versions.
 """
 
 import secrets
@@ -27,7 +27,7 @@ _DATE_CHARACTERS = len("2026-11-21")
 
 @dataclass
 class TableUpkeep:
-    """What the maintenance has done to a table."""
+    """Changes that the maintenance has made to a table."""
 
     compacted: bool = False
     deleted_days: int = 0
@@ -36,15 +36,15 @@ class TableUpkeep:
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything was done."""
+        """Whether the maintenance has changed the table."""
         return self != TableUpkeep()
 
 
 @dataclass
 class MaintenanceSummary:
-    """What a maintenance has done."""
+    """Changes that a maintenance has made to a lake."""
 
-    snapshot: int = 0  # the newest one afterwards
+    snapshot: int = 0  # number of the newest snapshot afterwards
     deleted_segments: int = 0
     removed_snapshots: int = 0
     tables: dict[str, TableUpkeep] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Maintenance:
         self._summary = MaintenanceSummary()
 
     def run(self) -> MaintenanceSummary:
-        """Maintain all tables, publish their new versions in one snapshot, and remove what has expired."""
+        """Maintain all tables, publish their new versions in one snapshot, and remove expired snapshots and files."""
         base = self._lake.snapshot()
         segment_days = self._delete_segments(base) if self._first_kept_day else set()
         versions: dict[str, int] = {}
@@ -99,7 +99,7 @@ class Maintenance:
         return self._summary
 
     def _delete_segments(self, snapshot: LakeSnapshot) -> set[date]:
-        """Delete old segments of the journal that the snapshot has ingested; return the days of those that are left."""
+        """Delete old segments of the journal that the snapshot has ingested; return the remaining segments' days."""
         ledger = self._lake.table(FILES_TABLE.name).to_arrow(snapshot.version(FILES_TABLE.name), ["key", "etag"])
         ingested = _pairs(ledger)
         days: set[date] = set()
@@ -115,14 +115,14 @@ class Maintenance:
         return days
 
     def _maintain(self, base: LakeSnapshot, name: str, segment_days: Collection[date]) -> int | None:
-        """Compact a table and delete its old days; return the version to publish, None if there is none."""
+        """Compact a table and delete its old days; return the version to publish, None without a new version."""
         table = self._lake.table(name)
         head = table.head()
         version = head.version
         upkeep = self._summary.tables.setdefault(name, TableUpkeep())
-        if version is None or "date" not in table.partitions:  # others are replaced as a whole by their commands
+        if version is None or "date" not in table.partitions:  # commands replace undated tables as a whole
             return None
-        # Without rows of a later run, what is not published is of a maintenance that was killed. Marts have no runs.
+        # Without rows of a later run, a killed maintenance has made the unpublished versions. Marts have no runs.
         is_published = version == base.version(name)
         if not is_published and (name not in INGESTED_TABLES or head.run > base.run):
             self._summary.skipped.append(name)
@@ -141,7 +141,7 @@ class Maintenance:
         return own_version
 
     def _old_days(self, table: Table, version: int, segment_days: Collection[date]) -> set[date]:
-        """Return the days to delete. The ledger keeps those of existing segments: they would be ingested again."""
+        """Return the days to delete. The ledger keeps the days of existing segments, or ingest would repeat them."""
         days = {day for day in table.dates(version) if self._is_old(day)}
         if table.name != FILES_TABLE.name:
             return days
@@ -154,8 +154,12 @@ class Maintenance:
         """Publish tables that no other command has published meanwhile."""
         while versions:
             newest = self._lake.snapshots.latest()
-            unchanged = {name: version for name, version in versions.items() if _is_same(base, newest, name)}
-            self._summary.skipped.extend(name for name in versions if name not in unchanged)
+            unchanged: dict[str, int] = {}
+            for name, version in versions.items():
+                if newest.version(name) == base.version(name):
+                    unchanged[name] = version
+                else:
+                    self._summary.skipped.append(name)
             versions = unchanged
             try:
                 self._lake.snapshots.publish(newest, versions)
@@ -164,10 +168,12 @@ class Maintenance:
             return
 
     def _remove_expired(self) -> None:
-        """Remove expired snapshots, then what only they needed."""
-        before = self._lake.snapshots.numbers()
+        """Remove expired snapshots, then the files and run plans that only these snapshots needed."""
+        numbers = self._lake.snapshots.numbers()
         oldest = self._lake.snapshots.expire(self._expiry)
-        self._summary.removed_snapshots = sum(number < oldest.number for number in before)
+        for number in numbers:
+            if number < oldest.number:
+                self._summary.removed_snapshots += 1
         for name in TABLES:
             table = self._lake.table(name)
             if table.version() is not None:
@@ -176,10 +182,6 @@ class Maintenance:
                 upkeep.removed_files = removed.files
                 upkeep.freed_bytes = removed.size_bytes
         self._lake.runs.delete_before(oldest.run)
-
-
-def _is_same(base: LakeSnapshot, newest: LakeSnapshot, name: str) -> bool:
-    return base.version(name) == newest.version(name)
 
 
 def _pairs(ledger: pa.Table) -> set[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Removes files of a table that no live version needs, and the part of its log before them."""
+"""Removes files of a table that no live version needs, and the log files of older versions."""
 
 import re
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from rota.object_store import FOLDER_SCHEME, ObjectStore, parse_location
+from rota.object_store import FOLDER_SCHEME, ObjectInfo, ObjectStore, parse_location
 
 _LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)", re.ASCII)
 
@@ -22,20 +22,22 @@ class RemovedFiles(NamedTuple):
 def remove_unused_files(
     store: ObjectStore, name: str, needed: Collection[str], modified_before: datetime
 ) -> RemovedFiles:
-    """Remove the files below a table that are not needed, nor as young as those that a command may be writing.
+    """Remove unneeded files that were modified before a time: a command may be writing younger files.
 
-    These are files of expired versions, and orphans: what killed or defeated commands have written.
+    Removed are files of expired versions, and orphans: files of killed commands, or of commands that lost a conflict.
     """
-    removed = [
-        info
-        for info in store.list_objects(name)
-        if info.modified < modified_before and _is_unused(info.key.removeprefix(f"{name}/"), needed)
-    ]
-    for info in removed:
+    unused: list[ObjectInfo] = []
+    for info in store.list_objects(name):
+        path = info.key.removeprefix(f"{name}/")
+        if info.modified < modified_before and _is_unused(path, needed):
+            unused.append(info)
+    size_bytes = 0
+    for info in unused:
         store.delete(info.key)
+        size_bytes += info.size_bytes
         if parse_location(store.uri).scheme == FOLDER_SCHEME:
             _remove_empty_folders(Path(store.uri), info.key, name)
-    return RemovedFiles(len(removed), sum(info.size_bytes for info in removed))
+    return RemovedFiles(len(unused), size_bytes)
 
 
 def _is_unused(path: str, needed: Collection[str]) -> bool:
@@ -43,7 +45,7 @@ def _is_unused(path: str, needed: Collection[str]) -> bool:
 
 
 def _remove_empty_folders(root: Path, key: str, name: str) -> None:
-    """Remove the folders of a removed file that are empty now."""
+    """Remove the folders of a removed file that have become empty."""
     with suppress(OSError):
         for folder in (root / key).parents:
             if folder == root / name:
@@ -52,7 +54,7 @@ def _remove_empty_folders(root: Path, key: str, name: str) -> None:
 
 
 def trim_log(store: ObjectStore, folder: str, oldest_version: int) -> int:
-    """Remove the log's files that are not needed to read a version or later ones; return their number."""
+    """Remove the log files that reading a version or a later version does not need; return their number."""
     keys: dict[str, int] = {}
     checkpoints: list[int] = []
     for info in store.list_objects(folder):
