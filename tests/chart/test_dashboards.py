@@ -15,6 +15,7 @@ from ground.api import Object
 from ground.fixtures import skip_what_is_missing
 from ground.prometheus import promtool
 from kube.panels import expressions
+from rota.cli.commands.pipeline.run import metrics as pipeline_metrics
 from rota.kube.telemetry import operator_metrics
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 
@@ -33,7 +34,12 @@ SCRAPED = frozenset({"namespace", "job", "instance", "pod"})  # labels that Prom
 
 def known_metrics() -> dict[str, frozenset[str]]:
     """Return the labels of all existing metrics, by name."""
-    return {**operator_metric_labels(), **sidecar_metric_labels(), **recorded_metric_labels()}
+    return {
+        **operator_metric_labels(),
+        **sidecar_metric_labels(),
+        **pipeline_metric_labels(),
+        **recorded_metric_labels(),
+    }
 
 
 def operator_metric_labels() -> dict[str, frozenset[str]]:
@@ -44,6 +50,10 @@ def sidecar_metric_labels() -> dict[str, frozenset[str]]:
     return {
         metric.name: frozenset({*metric.labels, "group"}) for metric in SidecarMetrics().metrics
     }  # of the PodMonitor
+
+
+def pipeline_metric_labels() -> dict[str, frozenset[str]]:
+    return {metric.name: frozenset(metric.labels) for metric in pipeline_metrics.METRICS}
 
 
 def recorded_metric_labels() -> dict[str, frozenset[str]]:

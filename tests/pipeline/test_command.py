@@ -260,7 +260,7 @@ def test_pipeline_command_names_a_lake_that_holds_nothing_to_read(
     [
         (None, r"p\.yaml cannot be read: No such file or directory$"),
         ("{", r"p\.yaml is not valid YAML, line 1; give a file with RebalancePolicies$"),
-        ("a: 2026-13-45", r"p\.yaml is not valid YAML; "),
+        ("a: 2026-13-45", r"p\.yaml contains no RebalancePolicy; "),
         ("", r"p\.yaml contains no RebalancePolicy; give a file with one or more$"),
         ("[1]", r"p\.yaml contains no RebalancePolicy; "),
         ("kind: ConsumerGroup", r"p\.yaml contains no RebalancePolicy; "),

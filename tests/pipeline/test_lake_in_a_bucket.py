@@ -82,7 +82,7 @@ def test_lake_in_a_bucket_that_refuses_spark_is_told_in_a_sentence(
     lake = f"{spark_bucket.uri}/lake"
     pipeline("generate", *SIZE, "--to", lake)
     pipeline("ingest", lake)
-    with proxy_process(s3_server.address, 403, "AccessDenied", path_has="lake/owners/batch") as endpoint:
+    with proxy_process(s3_server.address, 403, "AccessDenied", path_has="lake/owners/date") as endpoint:
         enter_bucket({"AWS_ENDPOINT_URL": endpoint}, spark, monkeypatch)
         sentence = error_of("rollup", lake)
         enter_bucket(spark_bucket.variables, spark, monkeypatch)
