@@ -15,6 +15,7 @@ from rota.object_store.interface import NotAnObjectError, ObjectInfo, StoreError
 LOST_FOUND = "lost+found"  # at the root of ext4, where only root may read it
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_WRITER_ATTEMPTS = 10  # to create a folder and a file in it
 
 
 class FolderStore:
@@ -81,11 +82,15 @@ class FolderStore:
     def open_writer(self, key: str) -> BinaryIO:
         """Open a new file under its final name: readers know it only when a commit names it."""
         path = self._path(key)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("xb")
-        except OSError as error:
-            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        for _ in range(_WRITER_ATTEMPTS):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return path.open("xb")
+            except FileNotFoundError:  # a maintenance has just removed the empty folder
+                continue
+            except OSError as error:
+                raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        raise StoreError(f"{path} cannot be written: its folder cannot be created, or is removed again and again")
 
     def delete(self, key: str) -> None:
         """Remove a file; its folder stays."""

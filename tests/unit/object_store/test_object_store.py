@@ -170,6 +170,23 @@ def test_lake_folder_deletes_once_and_again(tmp_path: Path) -> None:
         store.read("a")
 
 
+def test_lake_folder_that_a_maintenance_removes_is_created_again_for_a_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "date=2026-11-21"
+    real_open = Path.open
+
+    def remove_folder_and_open(path: Path, mode: str) -> object:
+        monkeypatch.undo()
+        folder.rmdir()
+        return real_open(path, mode)
+
+    monkeypatch.setattr(Path, "open", remove_folder_and_open)
+    with FolderStore(tmp_path).open_writer("date=2026-11-21/key") as file:
+        file.write(b"content")
+    assert (folder / "key").read_bytes() == b"content"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc names the files of descriptors")
 def test_lake_folder_writes_a_file_and_the_names_of_its_folders_to_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
