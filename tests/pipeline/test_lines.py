@@ -12,7 +12,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.lake_folders import write_segment
+from rota.object_store import open_store
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
+from rota.pipeline.ingest.batch import ingest_journal
 from rota.pipeline.ingest.rows import TABLES_BY_KIND, LineBatch
 from rota.pipeline.ingest.segment_lines import SegmentLine
 from rota.pipeline.lake.data_files import FileTarget, write_rows
@@ -218,6 +221,19 @@ def test_ingest_rejects_oversized_integers_and_impossible_years(old: bytes, new:
     rows = rows_of([OFFSETS, line])
     assert [row["digest"] for row in rows["offsets"]] == [OFFSETS]
     assert [row["reason"] for row in rows["quarantine"]] == [f"The record cannot be kept: {reason}"]
+
+
+def test_ingest_of_only_oversized_records_writes_no_rows_of_their_kind(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    journal = open_store(str(tmp_path / "journal"))
+    for number, end_offset in enumerate((b"1500", b"9223372036854775808")):
+        write_segment(tmp_path, f"08-{number}.jsonl.gz", OFFSETS.replace(b"1500", end_offset, 1) + b"\n")
+        rows = ingest_journal(start_no_spark, lake, journal).rows
+        assert (rows["offsets"], rows["quarantine"]) == (1 - number, number)
+
+
+def start_no_spark() -> SparkSession:
+    raise AssertionError("a small run needs no Spark")
 
 
 @pytest.mark.parametrize("line", [EXAMPLES[1], EXAMPLES[5]])

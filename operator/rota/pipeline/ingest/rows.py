@@ -79,7 +79,8 @@ class LineBatch:
                 rows[kind] = record_rows(kind, lines)
             except (OverflowError, pa.ArrowInvalid):
                 fitting, oversized = split_oversized(lines)
-                rows[kind] = record_rows(kind, fitting)
+                if fitting:
+                    rows[kind] = record_rows(kind, fitting)
                 rejected += oversized
         if rejected:
             rows[QUARANTINE_KIND] = rejected_rows(rejected, file, day)
