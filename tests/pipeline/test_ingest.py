@@ -2,6 +2,7 @@
 
 import gzip
 from datetime import date
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -197,3 +198,24 @@ def test_ingest_tasks_get_segments_of_about_the_same_size() -> None:
     segments = [PlannedSegment(f"date=2026-11-21/08-{size}.jsonl.gz", size, "") for size in (9, 1, 5, 4, 1)]
     shares = share_segments(segments, 2)
     assert sorted(sum(segment.size_bytes for segment in share) for share in shares) == [10, 10]
+
+
+def test_ingest_tasks_get_consecutive_segments_of_few_days() -> None:
+    segments = [
+        PlannedSegment(f"date=2026-11-{day}/0{hour}-a.jsonl.gz", 100 + hour, "")
+        for day in (21, 22, 23)
+        for hour in range(4)
+    ]
+    shares = share_segments(segments, 6)
+    assert list(chain(*shares)) == segments
+    assert [len({segment.key[:15] for segment in share}) for share in shares] == [1] * 6
+
+
+def test_ingest_tasks_have_a_segment_each_though_one_has_nearly_all_bytes() -> None:
+    sizes = (0, 0, 1000, 1)
+    segments = [PlannedSegment(f"date=2026-11-21/0{hour}-a.jsonl.gz", size, "") for hour, size in enumerate(sizes)]
+    for count in range(1, 5):
+        shares = share_segments(segments, count)
+        assert all(shares)
+        assert list(chain(*shares)) == segments
+    assert share_segments(segments[:2], 2) == [segments[:2]]

@@ -6,7 +6,6 @@ commits them; a share that is repeated writes new files.
 
 import gc
 import hashlib
-import heapq
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -90,14 +89,18 @@ def later(first: datetime | None, second: datetime | None) -> datetime | None:
 
 
 def share_segments(segments: Sequence[PlannedSegment], count: int) -> list[list[PlannedSegment]]:
-    """Divide segments into shares of about the same size: the largest first, each to the smallest share."""
+    """Divide segments into at most `count` shares of about the same size, each of consecutive segments.
+
+    A share writes a file for each of its days and buckets: with segments in order of their hours it has few days.
+    """
+    total_bytes = max(sum(segment.size_bytes for segment in segments), 1)
     shares: list[list[PlannedSegment]] = [[] for _ in range(count)]
-    sizes = [(0, index) for index in range(count)]
-    for segment in sorted(segments, key=lambda segment: (-segment.size_bytes, segment.key)):
-        size, index = heapq.heappop(sizes)
-        shares[index].append(segment)
-        heapq.heappush(sizes, (size + segment.size_bytes, index))
-    return shares
+    start = 0
+    for segment in segments:
+        middle = start + segment.size_bytes / 2
+        shares[min(int(middle * count / total_bytes), count - 1)].append(segment)
+        start += segment.size_bytes
+    return list(filter(None, shares))
 
 
 def ingest_share(segments: Sequence[PlannedSegment], *, target: ShareTarget) -> ShareResult:
