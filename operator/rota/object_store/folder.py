@@ -1,14 +1,15 @@
 """A folder as a store of objects. Each object is a file that gets its name when its content is complete."""
 
 import errno
+import io
 import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from rota.object_store.interface import NotAnObjectError, ObjectInfo, StoreError
 
@@ -85,7 +86,7 @@ class FolderStore:
         for _ in range(_WRITER_ATTEMPTS):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                return path.open("xb")
+                return _FileWriter(path)
             except FileNotFoundError:  # a maintenance has just removed the empty folder
                 continue
             except OSError as error:
@@ -107,6 +108,31 @@ class FolderStore:
         if "\0" in key or not all(part not in {"", ".", ".."} for part in parts):
             raise StoreError(f"{self.uri}: {key!r} is not a valid key")
         return self._root.joinpath(*parts)
+
+
+class _FileWriter(io.BufferedWriter):
+    """A new file. An error, such as a full disk, is a StoreError that names the file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "xb"))
+        self._path = path
+
+    def write(self, content: Any) -> int:
+        """Write content, at the latest when the file is closed."""
+        with self._errors():
+            return super().write(content)
+
+    def close(self) -> None:
+        """Complete the file."""
+        with self._errors():
+            super().close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be written: {error.strerror}") from error
 
 
 def _read_regular(path: Path) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from journal_shipping import file_size_limit
 from rota.object_store import FolderStore, NotAnObjectError, StoreError, create_same, open_store, parse_location
 from rota.object_store.bucket_errors import explain_error
 from rota.object_store.segments import SegmentName, parse_segment, segment_hour
@@ -174,17 +175,30 @@ def test_lake_folder_that_a_maintenance_removes_is_created_again_for_a_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "date=2026-11-21"
-    real_open = Path.open
+    real_mkdir = Path.mkdir
 
-    def remove_folder_and_open(path: Path, mode: str) -> object:
+    def create_and_remove(path: Path, **options: bool) -> None:
         monkeypatch.undo()
+        real_mkdir(path, **options)
         folder.rmdir()
-        return real_open(path, mode)
 
-    monkeypatch.setattr(Path, "open", remove_folder_and_open)
+    monkeypatch.setattr(Path, "mkdir", create_and_remove)
     with FolderStore(tmp_path).open_writer("date=2026-11-21/key") as file:
         file.write(b"content")
     assert (folder / "key").read_bytes() == b"content"
+
+
+def test_lake_folder_names_the_file_that_cannot_be_completed(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    buffered = store.open_writer("a/buffered")
+    buffered.write(b"12345")
+    large = store.open_writer("a/large")
+    with file_size_limit(1):
+        with pytest.raises(StoreError, match="a/buffered cannot be written: File too large"):
+            buffered.close()
+        with pytest.raises(StoreError, match="a/large cannot be written: File too large"):
+            large.write(bytes(1_000_000))
+    large.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc names the files of descriptors")
