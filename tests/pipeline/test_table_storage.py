@@ -129,6 +129,17 @@ def test_table_version_is_loaded_once(uri: str, proxy: FaultProxy) -> None:
     assert lake.table(FILES_TABLE.name) is lake.table(FILES_TABLE.name)
 
 
+def test_table_versions_that_many_runs_read_do_not_all_stay_in_memory(uri: str, proxy: FaultProxy) -> None:
+    table = Table(open_store(uri), TableSpec("lake/groups", GROUPS))
+    versions = [append_file(uri, group) for group in "abcde"]
+    assert [table.count(version) for version in versions] == [1, 2, 3, 4, 5]
+    sent = len(proxy.requests)
+    assert table.count(versions[-1]) == 5
+    assert len(proxy.requests) == sent
+    assert table.count(versions[0]) == 1
+    assert len(proxy.requests) > sent
+
+
 def test_table_places_have_the_names_that_spark_and_deltalake_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
     monkeypatch.setenv("UNRELATED", "x")

@@ -28,6 +28,7 @@ from rota.pipeline.lake.storage import native_filesystem
 from rota.pipeline.lake.upkeep.vacuum import RemovedFiles, remove_unused_files, trim_log
 
 _MAX_BROADCAST_ROWS = 500_000  # digests of 16 bytes
+_MAX_LOADED_VERSIONS = 4  # each has the list of its files in memory; an ingest of many runs reads as many versions
 
 
 class TableCommit(NamedTuple):
@@ -55,7 +56,7 @@ class Table:
         self._store = store
         self._log = DeltaLog(store, spec.name, spec.schema, spec.partitions)
         self._files = ParquetFiles(store, spec)
-        self._readable: dict[int, DeltaTable] = {}  # loaded versions: they never change
+        self._readable: dict[int, DeltaTable] = {}  # of the loaded versions the newest ones
 
     def head(self) -> TableHead:
         """Return the newest version, and the last ingest run in it."""
@@ -248,6 +249,8 @@ class Table:
             table = self._log.load(version)
             assert table is not None  # noqa: S101 - only a table without a version may be missing
             compare_columns(self.schema, stored_schema(table)).check_readable(self.uri)
+            if len(self._readable) == _MAX_LOADED_VERSIONS:
+                del self._readable[min(self._readable)]
             self._readable[version] = table
         return self._readable[version]
 
