@@ -86,7 +86,7 @@ class FolderStore:
         for _ in range(_WRITER_ATTEMPTS):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                return _FileWriter(path)
+                return _FolderWriter(path)
             except FileNotFoundError:  # a maintenance has just removed the empty folder
                 continue
             except OSError as error:
@@ -110,7 +110,7 @@ class FolderStore:
         return self._root.joinpath(*parts)
 
 
-class _FileWriter(io.BufferedWriter):
+class _FolderWriter(io.BufferedWriter):
     """A new file. An error, such as a full disk, is a StoreError that names the file."""
 
     def __init__(self, path: Path) -> None:
