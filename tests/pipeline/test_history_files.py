@@ -113,6 +113,21 @@ def test_rollup_reads_a_large_group_in_small_batches(tmp_path: Path, monkeypatch
     assert len(read_keys(files)) == 100
 
 
+def test_rollup_reads_a_large_group_among_small_ones_in_small_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_files, "_MAX_DECODED_ROWS", 2)
+    monkeypatch.setattr(sample_files, "MAX_BUFFERED_SAMPLES", 5000)
+    monkeypatch.setattr(sample_files, "MAX_SORTED_SAMPLES", 5000)
+    large = [row("shop/large", at, queues=1000) for at in range(40)]
+    small = rows_of(20, range(40))
+    for rows in (small + large, large + small):  # in order, and not
+        files = write_files(tmp_path, rows)
+        assert read_keys(files) == keys_of(rows)
+        batches = list(files.read(BUCKET, SCHEMA.names))
+        assert max(batch["group"].to_pylist().count("shop/large") for batch in batches) <= 8
+
+
 def test_rollup_leaves_no_temporary_files_of_unsorted_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spark_folder = tmp_path / "spark"
     spark_folder.mkdir()

@@ -31,6 +31,8 @@ MAX_BUFFERED_SAMPLES = 500_000  # of queues, in the batches of all runs that are
 MAX_SORTED_SAMPLES = 2_000_000  # in the part of an unsorted file that is sorted
 _MAX_BATCH_SAMPLES = 250_000
 _MAX_BATCH_ROWS = 65_536
+_MAX_DECODED_ROWS = 128  # at once: a row may have ten thousand samples, though most rows of its file have few
+_SAMPLE_BYTES = 40  # in memory, with a share of its row
 _READ_BUFFER_BYTES = 512 * 1024  # of each column of a file that is read
 
 
@@ -75,6 +77,24 @@ def _split(rows: pa.RecordBatch, parts: int) -> Batches:
         yield rows.slice(start, step)
 
 
+def _join(batches: Batches, max_rows: int, max_bytes: int) -> Batches:
+    """Join batches until they have so many rows or bytes."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    size_bytes = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= max_rows or size_bytes >= max_bytes:
+            yield pa.concat_batches(waiting)
+            waiting = []
+            rows = 0
+            size_bytes = 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
 class _OffsetsFile:
     """A file of offsets."""
 
@@ -92,7 +112,9 @@ class _OffsetsFile:
         with file, self._errors():
             batch_rows = file.metadata.num_rows * max_samples // max(_count_samples(file.metadata), 1)
             batch_size = max(1, min(_MAX_BATCH_ROWS, batch_rows))
-            yield from file.iter_batches(batch_size, columns=list(columns), use_threads=False)
+            decoded_rows = batch_size if columns == KEY_COLUMNS else min(batch_size, _MAX_DECODED_ROWS)
+            decoded = file.iter_batches(decoded_rows, columns=list(columns), use_threads=False)
+            yield from _join(decoded, batch_size, max_samples * _SAMPLE_BYTES)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
