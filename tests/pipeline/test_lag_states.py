@@ -155,7 +155,7 @@ def rows_of(totals: list[SampleTotals]) -> list[dict[str, Any]]:
                     "seconds": float(part.seconds[index]),
                     "lag": None if lag == LAG_UNKNOWN else lag,
                     "delay": None if np.isnan(delay) else delay,
-                    "back": int(part.back[index]),
+                    "back": int(part.rewound[index]),
                     "retries": int(part.retries[index]),
                     **{str(state): int(queues[index]) for state, queues in part.by_lag_state.items()},
                 }

@@ -1,4 +1,4 @@
-"""Checks that a store keeps existing objects: some servers with the interface of S3 ignore conditions of requests."""
+"""Checks that a store never overwrites an object: some servers with S3's interface ignore If-None-Match."""
 
 from rota.object_store.interface import ObjectStore, StoreError
 from rota.object_store.location import FOLDER_SCHEME, parse_location
@@ -7,7 +7,8 @@ from rota.object_store.location import FOLDER_SCHEME, parse_location
 def check_create_only(store: ObjectStore, key: str) -> None:
     """Create the same empty object twice; raise StoreError if a bucket accepts the second one, too.
 
-    The object stays, so that later checks need one request. A folder keeps existing files by hard links.
+    The object stays, so that later checks need one request. A folder needs no check: its store creates files by hard
+    links, which never replace a file.
     """
     if parse_location(store.uri).scheme == FOLDER_SCHEME:
         return

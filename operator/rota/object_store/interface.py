@@ -1,4 +1,4 @@
-"""What a store of objects does: list, read, create once, delete. Keys are relative to the store's root."""
+"""Interface of a store of objects: list, read, create once, delete. Keys are relative to the store's root."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,7 +18,7 @@ class ObjectInfo(NamedTuple):
 
     key: str
     size_bytes: int
-    etag: str  # another content of the same key has another etag
+    etag: str  # changes when the content of the key changes
     modified: datetime
 
 
@@ -36,13 +36,14 @@ class ObjectStore(Protocol):
     def create(self, key: str, data: bytes) -> bool:
         """Store a new object as a whole; return False, and change nothing, if the key exists.
 
-        False may mean that this very call created the object and its answer was lost: `create_same` distinguishes that.
+        False may also mean that this call created the object, lost the server's answer, and was repeated. `create_same`
+        distinguishes both cases.
         """
 
     def open_writer(self, key: str) -> BinaryIO:
         """Open an object that is stored when the writer is closed, for content that is too large for `create`.
 
-        No other writer may use the key: `create` alone detects that it exists.
+        Unlike `create`, this does not detect an existing key, so no other writer may use the key.
         """
 
     def delete(self, key: str) -> None:
@@ -50,10 +51,15 @@ class ObjectStore(Protocol):
 
 
 def create_same(store: ObjectStore, key: str, data: bytes) -> bool:
-    """Store a new object; return False only if the key exists with another content. Raise StoreError otherwise."""
+    """Store a new object; return False if the key exists with another content.
+
+    Raise StoreError if the store fails, or if the object cannot be read back.
+    """
     if store.create(key, data):
         return True
     try:
         return store.read(key) == data
-    except FileNotFoundError:  # another writer is creating it, or it was deleted meanwhile
-        raise StoreError(f"{store.uri}: {key} was created and deleted by another writer at the same time") from None
+    except FileNotFoundError:
+        raise StoreError(
+            f"{store.uri}: {key} could not be read back: another writer is creating or deleting it; try again"
+        ) from None

@@ -1,7 +1,7 @@
 """The jars by which Spark reads and writes S3: named with their digests in s3_jars.txt, fetched from Maven Central.
 
-This module imports nothing of Rota, and is also a program: `s3_jars.py FOLDER`. So the image of the pipeline gets its
-jars before it gets Rota, which changes more often.
+This module imports nothing of Rota, and is also a program: `s3_jars.py FOLDER`. So the image of the pipeline has
+a layer of jars below that of Rota, which changes more often.
 """
 
 import hashlib
@@ -130,7 +130,7 @@ def _fetch(jar: Jar, source: str, folder: Path) -> None:
     draft = folder / f".{jar.name}.{secrets.token_hex(4)}"
     try:
         draft.write_bytes(content)
-        draft.rename(folder / jar.name)  # whole, and also if two processes fetch it
+        draft.rename(folder / jar.name)  # atomic: the jar is never partial, even if two processes fetch it
     except OSError as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ _DEFAULT_REGION = "us-east-1"  # as in obstore; the SDK would ask the metadata s
 _TRUE = {"1", "true", "yes", "on", "t", "y"}
 _DEFAULT_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _ANONYMOUS = "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
-# Variables without a secret, which Python tasks of executors need, too. A cluster's own means pass credentials on.
+# Variables that Python tasks of executors need, too. Credentials are not passed on: the cluster provides them.
 SHARED_VARIABLES = (
     *_ENDPOINTS,
     "AWS_REGION",
@@ -20,13 +20,14 @@ SHARED_VARIABLES = (
 _FIXED = {
     # The default stream needs a further jar, and prefetches objects of megabytes: most of ours are smaller.
     "fs.s3a.input.stream.type": "classic",
-    # Objects of a lake are created once, in folders of their own: no need to look first for what is in the way.
+    # Do not check whether a path is a folder, or lies below a file: a lake creates each object once, under a new name.
     "fs.s3a.performance.flags": "create,mkdir",
     "fs.s3a.connection.establish.timeout": "5s",
-    "fs.s3a.connection.timeout": "60s",  # without a byte
+    "fs.s3a.connection.timeout": "60s",  # since the last byte
     "fs.s3a.attempts.maximum": "3",  # by the SDK; then S3A repeats the whole operation
     "fs.s3a.retry.limit": "5",
     "fs.s3a.retry.throttle.limit": "8",  # after 503, each time with a longer pause
+    # With true, which a core-site.xml of the cluster may set, S3A rejects endpoints other than AWS's.
     "fs.s3a.endpoint.fips": "false",
 }
 
@@ -42,7 +43,7 @@ def s3a_settings(environ: Mapping[str, str], bucket: str) -> dict[str, str]:
     endpoint = find_endpoint(environ)
     if endpoint:
         is_virtual = _is_true(environ, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
-        # In such an endpoint obstore expects the bucket, and s3a puts it there itself.
+        # For virtual-hosted requests, obstore needs the bucket in the endpoint's host name. S3A adds it itself.
         settings["fs.s3a.endpoint"] = endpoint.replace(f"//{bucket}.", "//", 1) if is_virtual else endpoint
         settings["fs.s3a.path.style.access"] = str(not is_virtual).lower()
         settings["fs.s3a.connection.ssl.enabled"] = str(not endpoint.startswith("http://")).lower()

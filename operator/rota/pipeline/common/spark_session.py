@@ -15,13 +15,14 @@ CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, unless spark
 _CORE_COUNT = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-# Compressed bytes of a journal up to which Java's quick compiler alone is better: the other one takes some ten seconds
-# of CPU at any size, which its faster code saves only in long queries: those of 85 MB take 8 % more CPU without it.
+# Compressed bytes of a journal up to which only Java's quick compiler (C1) is used. The optimizing compiler (C2) itself
+# takes about ten seconds of CPU at any size. Its faster code saves more than that only in long queries: at 85 MB, C1
+# alone takes 8 % more CPU than both.
 SMALL_SOURCE_BYTES = 8 * 2**20
 _MIN_PARTITION_BYTES = 16 * 2**20  # of the journal, compressed; a core has four partitions even if they are smaller
 
-# Of every session, whatever spark-submit or spark-defaults.conf sets: another time zone would move hours and days, and
-# rows of missing or damaged files would be left out silently.
+# Settings of every session, even if spark-submit or spark-defaults.conf sets others: another time zone would move hours
+# and days, and with "true", Spark would leave out the rows of missing or damaged files silently.
 _FIXED_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.files.ignoreMissingFiles": "false",
@@ -33,8 +34,9 @@ SETTINGS = {
     # Many, so that one partition fits in memory even with twenty million records; `fit_partitions` reduces the number
     # for small sources. For larger sources and clusters: spark-submit --conf spark.sql.shuffle.partitions=2000
     _SHUFFLE_PARTITIONS: str(32 * _CORE_COUNT),
-    "spark.shuffle.sort.bypassMergeThreshold": "16",  # otherwise each task writes a file per partition
-    # Only explicit broadcasts. Spark would decide by a table's size on disk, and run out of memory.
+    # With more partitions, a task writes one sorted file; with the default of 200, it would write a file per partition.
+    "spark.shuffle.sort.bypassMergeThreshold": "16",
+    # Only explicit broadcasts, because Spark decides by a table's compressed size on disk, and may run out of memory.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     # Keys (hours) with percentile buffers in memory before Spark falls back to sorting; its default is only 128.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",

@@ -1,4 +1,4 @@
-"""Records of one group, but for its samples of offsets, and the hours in which anything of it was recorded."""
+"""Records of one group except samples of offsets, and the hours in which the group has records of any kind."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from rota.records import (
 )
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Records that describe the state of a group at their time; others tell what happened.
+# Records of a group's state at one time: until then, the operator has recorded the group. The others are events.
 _STATE_RECORDS = (PlanRecord, ObeyedRecord, OwnersRecord, OffsetsRecord, VerdictRecord)
 _Kind = TypeVar("_Kind", bound=Fact)
 
@@ -32,7 +32,7 @@ class GroupRecords:
 
     def __init__(self, records: Iterable[Fact] = ()) -> None:
         self.hours: set[datetime] = set()  # with any record
-        self.recorded_until: datetime | None = None  # time of the last record that describes the state; None: none does
+        self.recorded_until: datetime | None = None  # time of the last record in _STATE_RECORDS; None: no such record
         self._by_kind: dict[type[Fact], list[Fact]] = {}
         for record in records:
             self.add(record)
@@ -45,7 +45,7 @@ class GroupRecords:
         self.hours.add(hour_of(record.at))
 
     def add_state_times(self, at: Integers) -> None:
-        """Add the times, in microseconds since 1970, of records that describe the state."""
+        """Add the times, in microseconds since 1970, of some _STATE_RECORDS without the records."""
         if len(at):
             self._add_state_time(to_time(int(at.max())))
             for hour in np.unique(at // MICROS_PER_HOUR).tolist():
@@ -64,7 +64,7 @@ class GroupRecords:
 
     def of_kind(self, kind: type[_Kind]) -> list[_Kind]:
         """Return the records of a kind."""
-        return self._by_kind.get(kind, [])  # type: ignore[return-value]  # `add` puts each where it belongs
+        return self._by_kind.get(kind, [])  # type: ignore[return-value]  # `add` keys records by their type
 
     def of_kinds(self, kinds: Iterable[type[Fact]]) -> list[Fact]:
         """Return the records of some kinds."""
@@ -87,5 +87,5 @@ MICROS_PER_HOUR = 3_600_000_000
 
 
 def to_time(micros: int) -> datetime:
-    """Return a time of so many microseconds since 1970."""
+    """Return the time that is `micros` microseconds after the start of 1970."""
     return _EPOCH + timedelta(microseconds=micros)

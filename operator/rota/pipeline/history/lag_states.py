@@ -1,10 +1,10 @@
 """Lag states of a group, sample by sample, by the operator's own rules (`rota.lag_columns`).
 
-The journal has one sample a minute; the operator judges by ten samples that are 15 s apart. So a queue is judged by
-samples that cover the same time: those of the last 155 s, and the last three if they are at most five minutes old.
+The journal has one sample a minute; the operator judges by ten samples that are 15 s apart. So here a queue is judged
+by the samples of about the same time: all of the last 155 s, and the last three if they are at most five minutes old.
 
-Samples are judged in chunks, each with the hour before it as context, as far back as any rule looks. So the results do
-not depend on the size of chunks, and memory does not depend on the length of the history.
+Samples are judged in chunks. Each chunk has the samples of the hour before it as context, since no rule needs older
+ones. So the results do not depend on the size of chunks, and memory does not depend on the length of the history.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from rota.records import OwnersRecord
 
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
 MAX_SAMPLE_SECONDS = 120.0  # longest time before a sample for which it stands
-CHUNK_SAMPLES = 250_000  # of queues; the context of a group of 10,000 queues has 600,000 more
+CHUNK_SAMPLES = 250_000  # of single queues; the hour of context adds 600,000 for a group of 10,000 queues
 _CONTEXT_SECONDS = 3600
 _KEEPING_UP = lag_columns.LAG_STATES.index(LagState.KEEPING_UP)
 
@@ -32,13 +32,13 @@ Flags = NDArray[np.bool_]
 
 
 class SampleTotals(NamedTuple):
-    """Totals of a group at each sample; lag and delay cover subscribed topics, `back` and `retries` all topics."""
+    """Totals of a group at each sample; `lag` and `delay` cover subscribed topics, the others all."""
 
     at: Integers  # in microseconds since 1970
     seconds: NDArray[np.float64]  # that the sample stands for
     lag: Integers  # or lag_columns.LAG_UNKNOWN: the lag of some queue is unknown
     delay: NDArray[np.float64]  # NaN: the delay of some queue is unknown
-    back: Integers  # messages by which committed offsets went back
+    rewound: Integers  # messages by which committed offsets went back
     retries: Integers  # messages that arrived in the retry topic
     by_lag_state: dict[LagState, Integers]  # number of queues
 
@@ -49,14 +49,14 @@ class SampleTotals(NamedTuple):
             seconds=self.seconds[count:],
             lag=self.lag[count:],
             delay=self.delay[count:],
-            back=self.back[count:],
+            rewound=self.rewound[count:],
             retries=self.retries[count:],
             by_lag_state={state: queues[count:] for state, queues in self.by_lag_state.items()},
         )
 
 
 class GroupNotes:
-    """What samples lack: start position and model by the `owners` records, and periods of queues without an owner."""
+    """Data that samples lack: start position and consumption model (of `owners` records), and unowned periods."""
 
     def __init__(self, owners: Iterable[OwnersRecord], unowned: Iterable[UnownedPeriod]) -> None:
         self._owners = sorted(owners, key=lambda record: record.at)
@@ -137,7 +137,7 @@ def _judge_chunk(samples: Samples, context_count: int, places: Places, notes: Gr
 
 
 def _judge(samples: Samples, columns: lag_columns.OffsetColumns, is_judged: Flags) -> _Judged:
-    """Judge the samples: at once those that surely keep up, nearly all, and the others by all their samples."""
+    """Return lag, delay and lag state by sample. The slow rules are applied only to the few queues that may lag."""
     lags = lag_columns.compute_lags(columns)
     is_steady = is_judged & _surely_keeps_up(samples, columns, lags)
     others = np.flatnonzero(is_judged & ~is_steady)
@@ -151,7 +151,7 @@ def _judge(samples: Samples, columns: lag_columns.OffsetColumns, is_judged: Flag
 def _surely_keeps_up(samples: Samples, columns: lag_columns.OffsetColumns, lags: lag_columns.Offsets) -> Flags:
     """Return which samples certainly keep up: a lag of 0, a known previous lag, and no offset that went back lately."""
     has_previous = columns.previous_row >= 0
-    previous = np.maximum(columns.previous_row, 0)  # of no meaning without a previous sample
+    previous = np.maximum(columns.previous_row, 0)  # 0 is meaningless if there is no previous sample
     is_rewound = has_previous & (columns.committed_offset < columns.committed_offset[previous])
     rewound_at = samples.seconds[np.unique(samples.record[is_rewound])]
     last_rewound = np.searchsorted(rewound_at, samples.seconds, side="right") - 1
@@ -181,7 +181,7 @@ def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged
     """Add up the queues of each record."""
     is_subscribed = ~is_retry
     is_lag_unknown = judged.lags == lag_columns.LAG_UNKNOWN
-    # Lag and delay are unknown if the lag of any subscribed queue is, or if the record has no such queue.
+    # Lag and delay are unknown if the lag of any subscribed queue is unknown, or if the record has no subscribed queue.
     unknown_count = samples.sum_by_record(is_subscribed & is_lag_unknown)
     is_unknown = (unknown_count > 0) | (samples.sum_by_record(is_subscribed) == 0)
     lag = samples.sum_by_record(np.where(is_lag_unknown | is_retry, 0, judged.lags))
@@ -189,7 +189,7 @@ def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged
     waiting = np.flatnonzero(is_subscribed & (judged.delays != 0))
     known_delays = np.where(np.isnan(judged.delays[waiting]), np.inf, judged.delays[waiting])
     np.maximum.at(delay, samples.record[waiting], known_delays)
-    back, arrived = _count_redeliveries(columns, is_retry)
+    rewound, arrived = _count_redeliveries(columns, is_retry)
     step_seconds = np.diff(samples.seconds, prepend=np.nan)
     is_covered = step_seconds <= SAMPLE_WINDOW.max_age_seconds
     return SampleTotals(
@@ -197,12 +197,12 @@ def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged
         seconds=np.where(is_covered, np.minimum(step_seconds, MAX_SAMPLE_SECONDS), 0.0),
         lag=np.where(is_unknown, lag_columns.LAG_UNKNOWN, lag),
         delay=np.where(is_unknown | np.isinf(delay), np.nan, delay),
-        back=samples.sum_by_record(back),
+        rewound=samples.sum_by_record(rewound),
         retries=samples.sum_by_record(arrived),
         by_lag_state={
             state: samples.sum_by_record(judged.lag_states == code)
             for code, state in enumerate(lag_columns.LAG_STATES)
-            if state  # the code NO_STATE has none
+            if state  # None: the code NO_STATE
         },
     )
 

@@ -1,7 +1,8 @@
 """Hourly measures of a group, from its records, the owners of its queues and its samples; docs/pipeline.md defines all.
 
-A period is split at full hours; one that has not ended is cut at the group's last record. Each function adds its
-measures to the hours; a percentile is one of the values of the hour, the first that is not exceeded by so many of them.
+A period is split at full hours; a period that has not ended is cut at the group's last record. Each function adds its
+measures to the hours. The 99th percentile of an hour is the smallest of its values that at least 99 % of its values do
+not exceed.
 """
 
 from bisect import bisect_left
@@ -55,9 +56,9 @@ class HourMeasures:
     unowned_queue_seconds: float = 0.0
     contested_queue_seconds: float = 0.0
     redelivered: int = 0
-    # Of the times with known owners: sum of the imbalance times seconds, and the seconds in which any queue was owned.
-    imbalance_seconds: float = 0.0
-    balance_seconds: float = 0.0
+    # Of times in which the owners are known and own at least one queue:
+    imbalance_seconds: float = 0.0  # sum of imbalance times seconds
+    balance_seconds: float = 0.0  # sum of seconds
     idle_member_seconds: float | None = None  # None: no owners were known
     lags: list[int] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
@@ -84,7 +85,7 @@ class HourMeasures:
             **_percentiles("lag", self.lags),
             "lag_max": max(self.lags, default=None),
             **_percentiles("delay", self.delays),
-            "verdict_minutes": minutes,
+            "verdict_minutes": minutes,  # minutes by lag state; the journal calls a lag state `verdict`
             "minutes_seen": self.sampled_seconds / 60,
             "complete": self.complete,
         }
@@ -96,9 +97,9 @@ Hours = defaultdict[datetime, HourMeasures]
 class _OwnershipSummary(NamedTuple):
     """What the measures need of the owners of all queues."""
 
-    handovers: list[Interval]  # those that a handover began
+    handovers: list[Interval]  # that began with a handover of known duration
     unowned: list[UnownedPeriod]
-    count_changes: Counter[tuple[datetime, str]]  # of the number of queues, by time and uid of the member
+    count_changes: Counter[tuple[datetime, str]]  # change of a member's number of queues, by time and the member's uid
 
 
 def roll_up(
@@ -129,7 +130,7 @@ def _summarize_ownership(account: OwnershipAccount, obeyed: ObeyedTimes) -> _Own
     summary = _OwnershipSummary([], [], Counter())
     for queue, holdings in account.holdings():
         for interval in intervals(queue, holdings, obeyed):
-            if interval.seconds is not None:
+            if interval.seconds is not None:  # the duration of the handover with which the interval began
                 summary.handovers.append(interval)
         summary.unowned.extend(unowned_periods(queue, holdings))
         for holding in holdings:
@@ -168,7 +169,7 @@ def _add_samples(hours: Hours, totals: SampleTotals) -> None:
         delays = totals.delay[rows]
         hour.lags += lags[lags != LAG_UNKNOWN].tolist()
         hour.delays += delays[~np.isnan(delays)].tolist()
-        hour.redelivered += int(totals.back[rows].sum() + totals.retries[rows].sum())
+        hour.redelivered += int(totals.rewound[rows].sum() + totals.retries[rows].sum())
         hour.sampled_seconds += float(totals.seconds[rows].sum())
         for state, queues in totals.by_lag_state.items():
             hour.lag_state_seconds[state] += float(queues[rows] @ totals.seconds[rows])
@@ -207,8 +208,9 @@ def _add_unowned_seconds(hours: Hours, unowned: Iterable[UnownedPeriod], times: 
 def _add_contested_seconds(hours: Hours, records: GroupRecords, recorded_until: datetime) -> None:
     """Add the time in which two members may have consumed a forced queue.
 
-    The operator ends such a period with the assignment that it writes once the previous owner has certainly stopped. No
-    record names that assignment: it is taken to be the first later one in which that pod is absent, ended or reporting.
+    The operator ends such a period with an assignment that it writes once the previous owner has certainly stopped. No
+    record marks this assignment, so the period ends with the first later assignment in which the previous owner is
+    absent, ended or reporting.
     """
     memberships = sorted(records.of_kind(MembershipRecord), key=lambda record: record.at)
     for grant in records.of_kind(HandoverRecord):
@@ -222,7 +224,7 @@ def _add_contested_seconds(hours: Hours, records: GroupRecords, recorded_until: 
 def _ends_contest(membership: MembershipRecord, grant: HandoverRecord) -> bool:
     if membership.generation <= grant.generation:
         return False
-    # Without a previous owner no record names the unreachable member: any later assignment ends the period.
+    # If the queue had no previous owner (holder_uid is None), no member matches: the first later assignment ends it.
     for member in membership.members.values():
         if member.uid == grant.holder_uid and member.standing not in _SETTLED_STATES:
             return False

@@ -1,9 +1,9 @@
 """Order of a group's assignments in the journal, and the breaks in it.
 
 Within a *life*, from a group's creation to its deletion, assignments are ordered by generation, regardless of the
-writers' clocks. An assignment is recorded only by the queues that it changes; an `owners` record lists the owners of
-all queues, and a queue that it leaves out has no owner. So after a *break*, where records are missing, an owner is
-unknown until the next record about the queue.
+writers' clocks. The records of an assignment list only the queues that it changes. An `owners` record lists the owners
+of all queues; a queue that it leaves out has no owner. So after a *break*, where records are missing, a queue's owner
+is unknown until the next record about the queue.
 
     records  plan 1  plan 2  owners 2  plan 3     plan 5  owners 5  plan 6     plan 1
     life     1 -----------------------------------------------------------     2 -----   deleted and recreated
@@ -11,9 +11,10 @@ unknown until the next record about the queue.
     epoch    1 ------------  2 -------------     3 ----  4 ---------------     5 -----   also from each `owners` record
 
 So a *border*, where an epoch starts, is a life's first plan, a break or an `owners` record. Within an epoch the last
-record about a queue determines its owner; within a *chain* no record is missing. The numbers only distinguish.
+record about a queue determines its owner; within a *chain* no record is missing. The numbers have no meaning but to
+tell lives, chains and epochs apart.
 
-A *gap* record says that a writer dropped some records, of any groups, of the time from `since` to `at`.
+A *gap* record says that a writer dropped records of any groups, with times from `since` to `at`.
 """
 
 from bisect import bisect_right
@@ -28,16 +29,16 @@ from typing import NamedTuple
 from rota.pipeline.history.hours import touched_hours
 from rota.records import HandoverRecord, MembershipRecord, OwnersRecord, PlanRecord, Present
 
-# Seconds between two hosts' clocks; a lower generation within that time is of the same life.
+# Difference of two hosts' clocks. A lower generation starts a new life only if it comes later than that.
 MAX_CLOCK_SKEW_SECONDS = 60.0
-SHARING_STATES = ("Ready", "Unready")
+SHARING_STATES = ("Ready", "Unready")  # member states in which a member shares the queues
 DEFAULT_MODE = "Cooperative"  # handover mode of a policy that names none
 
 AssignmentRecord = MembershipRecord | PlanRecord | HandoverRecord | OwnersRecord
 
 
 class RecordStep(IntEnum):
-    """The order of records within a generation. Two steps are no records, but mark where records may be missing."""
+    """The order of records within a generation. The two markers are no records: after them, records may be missing."""
 
     MEMBERSHIP = 0
     PLAN = 1
@@ -56,7 +57,7 @@ _STEPS: dict[type[AssignmentRecord], RecordStep] = {
 
 
 class Gap(NamedTuple):
-    """A time of which a writer dropped records. It ends before it starts if the clock was set back in between."""
+    """A period of which a writer dropped records. `at` is before `since` if the clock was set back meanwhile."""
 
     since: datetime
     at: datetime
@@ -94,7 +95,7 @@ def _merge_spans(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datet
 class Border(NamedTuple):
     """The start of an epoch."""
 
-    at: datetime  # the time from which it counts: at a break, until which the state was known
+    at: datetime  # when the epoch starts; at a break, the time up to which no record is missing
     is_break: bool
     is_owners: bool
 
@@ -105,7 +106,7 @@ class Entry:
 
     step: RecordStep
     generation: int
-    at: datetime  # of the record; raised to that of an earlier entry, since clocks differ between hosts
+    at: datetime  # of the record; at least that of the entry before it, since clocks differ between hosts
     record: AssignmentRecord | None = None  # None: a marker
     # The numbers of its life, chain and epoch.
     life: int = 0
@@ -118,9 +119,8 @@ class Entry:
     owners_known_before: bool = False
     owners_known_after: bool = False
     owners_record_count: int = 0  # number of `owners` records so far
-    # Times of the next such records; None: there are none.
-    next_owners_at: datetime | None = None
-    next_plan_at: datetime | None = None
+    next_owners_at: datetime | None = None  # time of the next `owners` record; None: there is none
+    next_plan_at: datetime | None = None  # time of the next plan; None: there is none
     model: str | None = None  # consumption model; None: unknown until the first `owners` record
     modes: frozenset[str] = frozenset()  # the handover modes that may have been in force
 
@@ -149,7 +149,7 @@ class AssignmentPeriod(NamedTuple):
     """The time during which an assignment was in force."""
 
     since: datetime
-    until: datetime | None  # None: it still is
+    until: datetime | None  # None: it is still in force
     members: int  # that share the queues
     may_have_queues: bool
 
@@ -198,7 +198,7 @@ def _starts_life(previous: Entry, entry: Entry) -> bool:
     if entry.generation == 1:
         # `membership` is an assignment's first record: another one of generation 1 shows that the group was recreated.
         return previous.generation > 1 or entry.step is RecordStep.MEMBERSHIP
-    # The first generations of the new life are missing in the journal.
+    # A lower generation much later: the journal lacks the first generations of the new life.
     waited_seconds = (entry.at - previous.at).total_seconds()
     return entry.generation < previous.generation and waited_seconds > MAX_CLOCK_SKEW_SECONDS
 
@@ -206,8 +206,8 @@ def _starts_life(previous: Entry, entry: Entry) -> bool:
 def _gap_markers(entries: Sequence[Entry], gaps: Gaps) -> Iterator[Entry]:
     """Yield markers where a gap may hide records although no generation is missing; `_mark_borders` makes them breaks.
 
-    The plan and the handovers of an assignment have one time. So if the plans of two assignments are outside the gap
-    and their generations are consecutive, nothing is missing between them.
+    A plan within a gap gets a marker after it, since its handovers may be missing. A plan outside of gaps needs none,
+    because an assignment's plan and handovers have one time. A missing plan shows as a missing generation.
     """
     # Example: plan 6 at 12:02, a gap from 12:01 to 12:03, plan 7 at 12:04: the marker comes between plan 6 and plan 7.
     for entry in entries:
@@ -222,9 +222,9 @@ def _gap_markers(entries: Sequence[Entry], gaps: Gaps) -> Iterator[Entry]:
 
 
 def _mark_borders(entries: Iterable[Entry]) -> None:
-    """Mark borders: first plans, breaks and `owners` records. The state is known up to the last record before a break.
+    """Mark borders: first plans, breaks and `owners` records.
 
-    Raise each entry's time to that of the entries before it.
+    The time of an entry is raised to that of the entries before it, if it is earlier.
     """
     latest: datetime | None = None
     previous: Entry | None = None  # the last plan, handover or `owners` record
@@ -244,19 +244,19 @@ def _mark_borders(entries: Iterable[Entry]) -> None:
 
 
 def _continues(previous: Entry, entry: Entry) -> bool:
-    """Return whether no record is missing between two: they are of one assignment, or of it and its successor."""
+    """Return whether no record is missing between two: they are of the same assignment, or of two successive ones."""
     if entry.step is RecordStep.MEMBERSHIP:
         return True
     if previous.life != entry.life:
         return False
     if isinstance(entry.record, PlanRecord):
-        # A lost assignment is rebuilt from the members' reports, so the owners need not be those that it had.
+        # A lost assignment is rebuilt from the members' reports, so the owners may differ from the lost ones.
         return entry.generation == previous.generation + 1 and entry.record.reason != "AssignmentLost"
     return entry.generation == previous.generation
 
 
 def _look_back(entries: Iterable[Entry]) -> None:
-    """Number epochs and chains; set what the records up to each entry tell."""
+    """Number epochs and chains; set the fields of each entry that depend on earlier records."""
     chain = 0
     epoch = 0
     owners_record_count = 0
@@ -284,9 +284,10 @@ def _look_back(entries: Iterable[Entry]) -> None:
 
 
 def _look_ahead(entries: Sequence[Entry]) -> None:
-    """Set what the records after each entry tell.
+    """Set the fields of each entry that depend on later records.
 
-    Only `owners` records name the handover mode: those of the last and of the next one may be in force at an entry.
+    Only `owners` records name the handover mode. So at an entry, the mode of the previous or of the next `owners`
+    record may be in force.
     """
     epoch_end: Border | None = None
     owners: Entry | None = None

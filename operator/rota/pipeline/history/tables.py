@@ -1,7 +1,8 @@
 """Tables of the history of groups: hourly measures, owners over time, violations.
 
-Python workers compute them by a fold in pure Python (`measures.roll_up`, `audit.audit_group`). Samples come in order of
-group and time, and batch by batch: so one group may have half of all records, or ten thousand queues.
+Python workers compute them group by group in pure Python (`measures.roll_up`, `audit.audit_group`). Samples come in
+order of group and time, in batches. So memory does not grow with a group's number of samples, even if one group has
+half of all samples.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from rota.pipeline.history.reading.group_rows import GroupRows
 from rota.pipeline.history.result_rows import interval_row, to_batches, violation_row
 from rota.pipeline.history.samples import Places
 
+# Only the times of these records are read: they show until when the operator has recorded the group.
 _TIME_ONLY_KIND = "verdict"
 _FULL_KINDS = ("membership", "plan", "handover", "obeyed", "owners", "rebalance", "redelivered")
 HISTORY_KINDS = (*_FULL_KINDS, _TIME_ONLY_KIND, "gap")
@@ -32,7 +34,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 class HistoryReport(StrEnum):
-    """What is computed of a history."""
+    """A result that is computed from a history."""
 
     ROLLUP = "rollup"
     AUDIT = "audit"
@@ -73,7 +75,9 @@ class _Fold:
 
     def fold_task(self, records: Batches) -> Batches:
         """Yield the rows of the groups of a task."""
-        groups = read_task(records, self._sample_files, is_time_enough=HistoryReport.ROLLUP not in self._reports)
+        # The audit needs the times of samples, not their values.
+        has_rollup = HistoryReport.ROLLUP in self._reports
+        groups = read_task(records, self._sample_files, sample_times_only=not has_rollup)
         yield from to_batches(self._fold_groups(groups), arrow_schema(HISTORY))
 
     def _fold_groups(self, groups: Iterable[GroupRows]) -> Iterator[dict[str, Any]]:
@@ -85,7 +89,7 @@ class _Fold:
                 for hour, measures in roll_up(rows.records, gaps, rows.samples(places), places):
                     yield {"measures": {"group": rows.group, "hour": hour} | measures.to_row()}
             else:
-                rows.add_sample_times()
+                rows.add_sample_times()  # as `roll_up` does
             if HistoryReport.AUDIT in self._reports:
                 yield from self._audit(rows, audited_gaps)
 
@@ -99,6 +103,6 @@ class _Fold:
 
 
 def _collect_gaps(gaps: DataFrame) -> list[Gap]:
-    """Return all gaps, which are few: each group needs them all."""
+    """Return all gaps, which are few. Each group needs all of them, since any gap may hide records of any group."""
     rows = gaps.select("since", "at").toArrow()
     return list(map(Gap, rows["since"].to_pylist(), rows["at"].to_pylist()))

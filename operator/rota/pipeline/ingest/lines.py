@@ -1,9 +1,12 @@
 """Validator of the journal's lines: `rota.records.decode_record` decides which lines are records.
 
-Three kinds of records are rejected here, although the reader accepts them: records with an integer beyond 64 bits (a
-queue's id: 32 bits), since the tables' integers are limited and no broker counts that far; records with a year in which
-Rota did not exist, since a clock was wrong, and a period from 1970 until today would be split into half a million
-hours; and records whose ranges of queues cannot be parsed, or name more queues than possible.
+Three sorts of records are rejected here, although `decode_record` accepts them:
+
+- An integer is beyond 64 bits, or a queue's id beyond 32 bits: columns of tables have this size, and no broker counts
+  that far.
+- The year is one in which Rota did not exist, because a clock was wrong. A period from 1970 until today would be split
+  into half a million hours.
+- The ranges of queues cannot be parsed, or name more queues than possible.
 """
 
 import re
@@ -23,7 +26,7 @@ from rota.records import (
     decode_record,
 )
 
-_LONG_NUMBER = re.compile(rb"\d{19}")  # digits of the shortest number beyond 64 bits
+_LONG_NUMBER = re.compile(rb"\d{19}")  # the shortest numbers beyond 64 bits have 19 digits
 _MAX_INT64 = 2**63 - 1
 _MAX_INT32 = 2**31 - 1
 _VALID_YEARS = range(2020, 2100)
@@ -34,7 +37,8 @@ _encode = msgspec.json.Encoder().encode
 def read_line(line: bytes) -> AnyRecord:
     """Return the record of a line; raise ValueError with the reason if it is rejected.
 
-    The integers of `offsets` records are not checked here: `check_offsets` does that if they do not fit into columns.
+    The integers of `offsets` records are not checked here, since that is slow. The caller runs `check_offsets` only
+    after the conversion of records to columns has failed.
     """
     record = decode_record(line)
     for name in _TIMES:
@@ -58,7 +62,7 @@ def check_offsets(record: OffsetsRecord) -> None:
 
 
 def _check_integers(record: AnyRecord) -> None:
-    # The pattern is quick, and nearly all records have no number of so many digits.
+    # A quick check first: nearly all records have no number of 19 digits.
     if not _LONG_NUMBER.search(_encode(record)):
         return
     for number in _integers(msgspec.to_builtins(record)):
@@ -67,7 +71,7 @@ def _check_integers(record: AnyRecord) -> None:
 
 
 def _queue_ranges(record: AnyRecord) -> Iterator[RangesByTopic]:
-    """Yield a record's ranges of queues such as 0-3,7; the reader accepts any text in them."""
+    """Yield a record's ranges of queues such as 0-3,7; `decode_record` accepts any text in them."""
     if isinstance(record, HandoverRecord | ObeyedRecord | RedeliveredRecord):
         yield record.queues
     if isinstance(record, OwnersRecord):

@@ -19,7 +19,7 @@ MAX_ROWS = 50  # groups in the table
 
 
 class EarlierAdvice(NamedTuple):
-    """An earlier table of recommendations (CHOSEN), and its time in seconds since 1970."""
+    """An earlier table of recommendations (schemas.CHOSEN), and its time in seconds since 1970."""
 
     chosen: DataFrame
     at: float
@@ -31,18 +31,18 @@ class ObservedAdvice:
 
     at: float = 0.0
     advised: int = 0  # groups that have a known cost now
-    followed: int = 0  # of these, the groups that now use the strategy of the advised policy
-    before: float = 0.0  # costs of the groups that followed: at that time, predicted, and now
-    predicted: float = 0.0
-    observed: float = 0.0
+    followed: int = 0  # of the advised groups, those that now use the strategy of the advised policy
+    before: float = 0.0  # cost of the groups that followed, when they were advised
+    predicted: float = 0.0  # cost that was predicted for them
+    observed: float = 0.0  # cost that they have now
     rows: list[Row] = field(default_factory=list)
 
 
 def observe_advice(earlier: EarlierAdvice, chosen: DataFrame, policies: Mapping[str, PolicySpec]) -> ObservedAdvice:
     """Compare the earlier recommendations with the present costs of the same groups.
 
-    Whether a group has followed is judged by its strategy: CHOSEN has no name of the policy in force. A policy that is
-    not among `policies` any more counts as not followed.
+    Whether a group has followed is judged by its strategy, because CHOSEN lacks the name of the policy in force. Advice
+    counts as not followed if the advised policy is not among `policies` any more.
     """
     compared = (
         earlier.chosen.filter("change")
@@ -60,10 +60,10 @@ def observe_advice(earlier: EarlierAdvice, chosen: DataFrame, policies: Mapping[
         _sum_of_followed("predicted"),
         _sum_of_followed("observed"),
     )
-    return ObservedAdvice(at=earlier.at, rows=rows, **known_values(sums.first()))
+    return ObservedAdvice(at=earlier.at, rows=rows, **drop_nulls(sums.first()))
 
 
-def known_values(row: Row | None) -> dict[str, Any]:
+def drop_nulls(row: Row | None) -> dict[str, Any]:
     """Return the values of a row by column, without nulls; empty if `row` is None."""
     if row is None:
         return {}

@@ -14,7 +14,7 @@ from rota.pipeline.recommend.backtest import BacktestSummary
 from rota.pipeline.recommend.cost_weights import MIN_GAIN_FRACTION, CostWeights
 from rota.pipeline.recommend.group_costs import COST_DECIMALS
 from rota.pipeline.recommend.ranking import OWN_POLICIES, costs_with_measures, sum_over_groups
-from rota.pipeline.report.earlier_advice import ObservedAdvice, known_values
+from rota.pipeline.report.earlier_advice import ObservedAdvice, drop_nulls
 from rota.pipeline.report.links import ReportLinks
 from rota.spec import PolicySpec
 
@@ -25,7 +25,7 @@ MAX_LINE_POINTS = 120  # points of a line in a plot, which is about 300 pixels w
 MAX_PROBLEMS = 20  # for each policy
 DOMINANT_FRACTION = 0.5  # fraction of the gain of all groups
 
-SeriesByGroup = dict[str, dict[str, list[Row]]]  # SERIES by group and policy, with times in seconds since 1970
+SeriesByGroup = dict[str, dict[str, list[Row]]]  # rows of schemas.SERIES by group and policy; `at`: seconds since 1970
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Findings:
 
     scope: HistoryScope
     policy_sums: list[Row] = field(default_factory=list)  # sums by policy, the cheapest first
-    groups: list[Row] = field(default_factory=list)  # rows of CHOSEN, the largest savings first
+    groups: list[Row] = field(default_factory=list)  # rows of schemas.CHOSEN, in the order of `most_gaining`
     problems: list[Row] = field(default_factory=list)
     measures: dict[tuple[str, str], Row] = field(default_factory=dict)  # by group and policy, for groups with plots
     series: SeriesByGroup = field(default_factory=dict)
@@ -108,7 +108,10 @@ def collect_findings(
 
 
 def most_gaining(chosen: DataFrame, most: int = MAX_LISTED_GROUPS) -> DataFrame:
-    """Return the groups with the largest savings in points; in percent, a group with a tiny cost could come first."""
+    """Return the first groups: those with another recommended policy, by saved cost; then the other groups.
+
+    Savings are compared as absolute costs, since in percent a group with a tiny cost could come first.
+    """
     saved = F.round(F.col("cost_now") - F.col("cost_then"), COST_DECIMALS)
     return chosen.orderBy(F.col("change").desc(), saved.desc_nulls_last(), "group").limit(most)
 
@@ -141,8 +144,8 @@ def count_problems(results: DataFrame) -> DataFrame:
 def sum_by_policy(results: DataFrame) -> DataFrame:
     """Return the measured sums of each policy, without costs, for `rota pipeline simulate`.
 
-    A group that cannot use the policy counts with its present one. A policy that no group can use has
-    null sums: they would be the sums of the present policies.
+    A group that cannot use the policy counts with its present one. A policy that no group can use has null sums, since
+    otherwise it would show the sums of the present policies.
     """
     summed = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean")
     averaged = "imbalance"
@@ -161,7 +164,7 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
 
 
 def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
-    """Return SERIES with at most `max_points` points a line; merged points keep the highest lag, to show peaks."""
+    """Return rows of schemas.SERIES, at most `max_points` a line. Merged rows keep the highest lag, to show peaks."""
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     seconds = F.unix_timestamp("at")
     first, last = F.min(seconds).over(group), F.max(seconds).over(group)
@@ -239,7 +242,7 @@ def _collect_scope(results: DataFrame, series: DataFrame, chosen: DataFrame) -> 
     seconds = F.unix_timestamp("at")
     times = series.agg(F.min(seconds).alias("since"), F.max(seconds).alias("until"))
     row = sums.crossJoin(by_group).crossJoin(times).first()
-    return HistoryScope(**known_values(row))
+    return HistoryScope(**drop_nulls(row))
 
 
 def _series_by_group(points: list[Row]) -> SeriesByGroup:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,20 +25,27 @@ MOMENT_SECONDS = 0.001
 JournalLine = Mapping[str, Any]
 
 
+class RebalanceProgress(NamedTuple):
+    """A rebalance in progress."""
+
+    generation: int = 0  # the first one; 0: no rebalance is in progress
+    forced: int = 0  # number of queues that were granted by force
+
+
 class JournalingReplay(Replay):
     """Replays a history under the policies in force; all queues' end offsets start at `start_offset`."""
 
     def __init__(
         self, history: GroupHistory, write_record: Callable[[JournalLine], None], start_offset: int = 1_000_000
     ) -> None:
-        super().__init__(history, None, ReplayMetrics(history))
+        super().__init__(history, policy=None, metrics=ReplayMetrics(history))  # None: the policies of the history
         self._write_record = write_record
         self._last_plan: Plan | None = None
-        self._pending_grants: dict[Queue, tuple[Holder, int]] = {}  # grants not obeyed yet: owner, generation
-        # Of the rebalance in progress: first generation, 0 without a rebalance; number of forced queues.
-        self._rebalance_begin = (0, 0)
-        # By topic and broker. The history's queues are sorted, so those of one topic and broker are adjacent: each list
-        # of ids corresponds to the next slice of an array by queue.
+        # Grants that the owner does not obey yet: the owner, and the generation of the grant.
+        self._pending_grants: dict[Queue, tuple[Holder, int]] = {}
+        self._rebalance = RebalanceProgress()
+        # By topic and broker. The history's queues are sorted by topic and broker, so arrays by queue consist of one
+        # slice for each entry of this dict, in its order.
         self._ids_by_broker: dict[tuple[str, str], list[int]] = {}
         for queue in history.queues:
             self._ids_by_broker.setdefault((queue.topic, queue.broker), []).append(queue.id)
@@ -50,7 +57,7 @@ class JournalingReplay(Replay):
         begins = self.history.begins
         ends = self.history.ends
         for minute in range(int((ends - begins) // MINUTE_SECONDS) + 1):
-            # The last sample is taken just before the end, where a new hour may start that has no other records.
+            # The last sample is taken just before the end: at the end, a new hour may start, with no other records.
             self.clock.schedule(min(begins + minute * MINUTE_SECONDS, ends - MOMENT_SECONDS), self._write_offsets)
         hour = begins - begins % HOUR_SECONDS + HOUR_SECONDS
         while hour < ends:
@@ -71,7 +78,7 @@ class JournalingReplay(Replay):
         self._write_rebalance(new_plan)
 
     def _add_pending_grants(self, old: Assignment, new: Assignment) -> None:
-        # The holders include those from which a queue was revoked: if it returns to its holder, that is no grant.
+        # `holders_of` still names the old holder of a revoked queue. So a queue that returns to it is not granted.
         previous = holders_of(old)
         for queue, holder in self.owned.items():
             if previous.get(queue) != holder:
@@ -83,18 +90,18 @@ class JournalingReplay(Replay):
         at = format_time(self.now)
         if last is None:
             return
-        generation, forced = self._rebalance_begin
+        generation, forced = self._rebalance
         if last["at"] == at and new_plan.document:  # this plan has started the rebalance
             generation = new_plan.document.generation
             forced = 0
         if new_plan.document:
             forced += list(new_plan.document.forced.values()).count(new_plan.document.generation)
-        self._rebalance_begin = (generation, forced)
+        self._rebalance = RebalanceProgress(generation, forced)
         if "seconds" in last and generation:
             facts = {"reason": last["reason"], "began": last["at"], "moved": last["moved"], "seconds": last["seconds"]}
             facts |= {"outcome": "Forced" if forced else "Settled", "forced": forced}
             self._write_record(journal_record("rebalance", self.history.group, at, generation=generation, **facts))
-            self._rebalance_begin = (0, 0)
+            self._rebalance = RebalanceProgress()
 
     def on_obeyed(self, member: SimulatedMember) -> None:
         """Write `obeyed` records for the grants that a member now follows."""
@@ -113,12 +120,14 @@ class JournalingReplay(Replay):
             self._write_record(record)
 
     def _write_offsets(self) -> None:
-        """Write the `offsets` record of now: the end of each queue grew by its arrivals since the previous record.
+        """Write the `offsets` record of now.
 
-        The committed offset is behind the end by the queue's lag.
+        The end of each queue has grown by its arrivals since the previous record. The committed offset is behind the
+        end by the queue's lag.
         """
         traffic = self.metrics.traffic
-        rates = traffic.arrival_rates(self._sampled_at)  # a minute lies within one step
+        # Rates are constant within a step of the traffic, and no minute crosses a step.
+        rates = traffic.arrival_rates(self._sampled_at)
         self._last_offsets += (self.now - self._sampled_at) * rates
         self._sampled_at = self.now
         ends = np.floor(self._last_offsets)

@@ -80,7 +80,7 @@ def read_histories(spark: "SparkSession", progress: Progress, opened: OpenedLake
 def run_simulation(
     progress: Progress, histories: "DataFrame", policies: Mapping[str, PolicySpec], opened: OpenedLake
 ) -> "Simulation":
-    """Simulate, write the marts results and series, and return them as they were written."""
+    """Simulate, write the marts `results` and `series`, and return what is read back from them."""
     from rota.pipeline.replay.job import Simulation, replay_histories
 
     groups = histories.count()

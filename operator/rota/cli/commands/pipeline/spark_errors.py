@@ -1,4 +1,4 @@
-"""Translates errors that a user can fix into one sentence: of Spark and of object stores. Others are bugs in Rota."""
+"""Translates errors of Spark and of object stores that a user can fix, each into one sentence."""
 
 import re
 from typing import Any
@@ -25,7 +25,7 @@ _MAX_CAUSES = 20
 
 
 def describe_user_error(error: Exception) -> str | None:
-    """Return the sentence for the user; None if only developers can fix the error, or Rota raised it."""
+    """Return the sentence for the user; None if the error is a bug, or an error of Rota other than StoreError."""
     if isinstance(error, StoreError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:

@@ -10,10 +10,10 @@ from rota.object_store.segments import SUFFIX, SegmentName, parse_segment
 
 SEGMENT_SECONDS = 60.0  # from a segment's first record until it is shipped
 SEGMENT_BYTES = 16 * 2**20  # a segment that reaches this size is shipped at once
-SEGMENTS_PER_LIMIT = 50  # with a small limit, segments are smaller than that
-MAX_OPEN_SEGMENTS = 4  # hours that are written concurrently, after clocks have jumped
-RETRY_SECONDS = 5.0  # after the first failure
-MAX_RETRY_SECONDS = 60.0  # after many
+SEGMENTS_PER_LIMIT = 50  # with a small limit, a segment closes at this fraction of it instead of at SEGMENT_BYTES
+MAX_OPEN_SEGMENTS = 4  # one for each hour; after a clock was changed, records of several hours are written
+RETRY_SECONDS = 5.0  # pause after the first failure; it doubles with each further one
+MAX_RETRY_SECONDS = 60.0  # longest pause
 SPOOL_SUFFIX = ".jsonl"
 
 _SPOOL_FILE = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d{6,12})\.jsonl", re.ASCII)
@@ -39,7 +39,7 @@ class OpenSegment(NamedTuple):
     opened_at: float  # of the monotonic clock
     size_bytes: int
     records: int = 0
-    since: str = ""  # time of the first one
+    since: str = ""  # time of the first record
 
 
 class ClosedSegment(NamedTuple):
@@ -47,9 +47,9 @@ class ClosedSegment(NamedTuple):
 
     name: SegmentName
     size_bytes: int
-    records: int | None  # None: not known, since another process has written it
-    since: str = ""  # time of the first one; empty: not known
-    failure: str = ""  # of its disk, when the file was closed
+    records: int | None  # None: not known, since another process has written the segment
+    since: str = ""  # time of the first record; empty: not known
+    failure: str = ""  # error of the disk when the file was closed; empty: none
 
     @property
     def earliest(self) -> str:
@@ -62,7 +62,7 @@ class LostRecords(NamedTuple):
 
     records: int
     since: str  # time of the first one
-    reported: int = 0  # records that dropped `gap` records had reported; they were counted when they were lost
+    reported: int = 0  # losses reported by `gap` records in the segment; already counted, so not in `records`
 
 
 def segment_bytes(limit_bytes: int) -> int:
@@ -71,7 +71,7 @@ def segment_bytes(limit_bytes: int) -> int:
 
 
 def segments_to_close(segments: Collection[OpenSegment], now: float, max_bytes: int) -> list[OpenSegment]:
-    """Return the open segments that are old or large enough, and the oldest ones beyond MAX_OPEN_SEGMENTS."""
+    """Return the open segments that are old or large enough, and the oldest if more than MAX_OPEN_SEGMENTS are open."""
     by_age = sorted(segments, key=lambda segment: segment.opened_at)
     surplus = by_age[: max(len(by_age) - MAX_OPEN_SEGMENTS, 0)]
     return [
@@ -82,13 +82,13 @@ def segments_to_close(segments: Collection[OpenSegment], now: float, max_bytes: 
 
 
 def seconds_until_close(segments: Iterable[OpenSegment], now: float) -> float | None:
-    """Return the seconds until the next segment is old enough; None if none is open."""
-    ages = [segment.opened_at + SEGMENT_SECONDS - now for segment in segments]
-    return max(min(ages), 0.0) if ages else None
+    """Return the seconds until the next open segment has to be closed; None if no segment is open."""
+    remaining = [segment.opened_at + SEGMENT_SECONDS - now for segment in segments]
+    return max(min(remaining), 0.0) if remaining else None
 
 
 def segments_to_drop(closed: Sequence[ClosedSegment], spool_bytes: int, max_bytes: int) -> list[ClosedSegment]:
-    """Return the oldest closed segments without which the spool has its maximum size."""
+    """Return the oldest closed segments, as many as must be dropped so that the spool does not exceed its limit."""
     dropped: list[ClosedSegment] = []
     for segment in closed:
         if spool_bytes <= max_bytes:
@@ -99,12 +99,12 @@ def segments_to_drop(closed: Sequence[ClosedSegment], spool_bytes: int, max_byte
 
 
 def retry_seconds(failures: int) -> float:
-    """Return the pause after so many failures in sequence."""
+    """Return the pause before the next attempt, after a number of failures in sequence."""
     return min(RETRY_SECONDS * 2.0 ** min(failures - 1, 10), MAX_RETRY_SECONDS)
 
 
 def whole_lines(data: bytes) -> bytes:
-    """Return data without incomplete lines: one at the end, left by a killed process or a full disk, and holes."""
+    """Return data without incomplete lines: a last line that a full disk or a kill cut off, and lines with zeros."""
     whole = data[: data.rfind(b"\n") + 1]
     if b"\0" not in whole:
         return whole
@@ -119,16 +119,17 @@ def first_time(lines: bytes) -> str:
 def _decode_fields(line: bytes) -> _LineFields:
     try:
         return _decode(line)
-    except (ValueError, RecursionError):  # not of an operator
+    except (ValueError, RecursionError):  # not a line that an operator has written
         return _NO_FIELDS
 
 
 def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
-    """Return the records that are lost with a segment of these lines: a `gap` counts as the records that it reports."""
+    """Return the records that are lost if a segment is dropped; a `gap` record counts as the losses that it reports."""
     own = count_missing(segment, lines)
     reported = 0
     times = [segment.since] if segment.since else []
     for line in lines.splitlines():
+        # Decode only gaps, and lines until a time is known: decoding all lines is slow.
         fields = _decode_fields(line) if _GAP in line or not times else _NO_FIELDS
         if fields.missing is None:
             own += 1
@@ -139,7 +140,7 @@ def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
 
 
 def count_missing(segment: ClosedSegment, lines: bytes) -> int:
-    """Return how many records were written to a segment that its lines lack."""
+    """Return how many of the records written to a segment are missing in these lines."""
     return max((segment.records or 0) - lines.count(b"\n"), 0)
 
 
@@ -149,8 +150,8 @@ def spool_file(name: SegmentName) -> str:
 
 
 def spool_folder(name: SegmentName) -> str:
-    """Return the name of a process' folder in the spool."""
-    key = name._replace(hour="2026-01-01T00", sequence=0).key  # these two are in the names of its files
+    """Return the name of a process' folder in the spool, such as rota-0-1a2b3c-20261121T075812Z."""
+    key = name._replace(hour="2026-01-01T00", sequence=0).key  # any hour and sequence will do: they are cut off below
     return key.partition("/")[2][len("00-") : -len(f"-000000{SUFFIX}")]
 
 

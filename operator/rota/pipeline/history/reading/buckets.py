@@ -1,8 +1,9 @@
 """The history in a snapshot, and its groups: task by task, with their records and their samples of offsets.
 
 The records of a task are brought together by one shuffle, in order of the group. Their rows have one column of structs
-for each kind of record, which is null in the rows of other kinds. Each bucket of `lake/offsets` has a task, in which
-pyarrow reads samples from the bucket's files; with more cores than buckets several ones, each for a part of its groups.
+for each kind of record, which is null in the rows of other kinds. `lake/offsets` is partitioned into buckets by a hash
+of the group. Each bucket has a task, in which pyarrow reads samples from the bucket's files. With more cores than
+buckets, a bucket has several tasks, each for a part of its groups.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,9 +29,9 @@ _COMMON_COLUMNS = ("group", "at", "date", "digest")
 
 
 class History(NamedTuple):
-    """A history that may start earlier than the time that is audited."""
+    """Records and samples of a history, which may start earlier than the days that are audited."""
 
-    records: Mapping[str, DataFrame]  # by kind; each line of the journal once, also repeated endings of a rebalance
+    records: Mapping[str, DataFrame]  # by kind; unlike in `ingest.facts`, repeated endings of a rebalance are kept
     sample_files: SampleFiles
     audited_since: date | None = None  # None: all
 
@@ -49,10 +50,10 @@ def read_history(
 def shuffle_records(
     history: History, kinds: Sequence[str], *, time_only: Sequence[str] = (), tasks: int | None = None
 ) -> DataFrame:
-    """Return the records of some kinds by task, those of `time_only` only with their times.
+    """Return the records of some kinds by task; of the kinds `time_only`, only the times of records.
 
-    Each task begins with a row without a record, so that it exists if its groups have no records. The number of tasks
-    is a multiple of the number of buckets; by default each core has one.
+    Each task begins with a row without a record. Otherwise a task whose groups have only samples would not run. The
+    number of tasks is a multiple of the number of buckets; by default there is at least one for each core.
     """
     frames: list[DataFrame] = []
     for kind in (*kinds, *time_only):
@@ -70,12 +71,12 @@ def shuffle_records(
 
 
 def read_task(
-    records: Iterator[pa.RecordBatch], sample_files: SampleFiles, *, is_time_enough: bool = False
+    records: Iterator[pa.RecordBatch], sample_files: SampleFiles, *, sample_times_only: bool = False
 ) -> Iterator[GroupRows]:
-    """Yield the groups of a task, of which these are the shuffled records; of samples maybe only the times."""
+    """Yield the groups of a task from its shuffled records, and from the files of its bucket of samples."""
     first = next(records)
     task = first.column("task")[0].as_py()
     tasks = first.column("tasks")[0].as_py()
-    columns = KEY_COLUMNS if is_time_enough else (*KEY_COLUMNS, "topics")
+    columns = KEY_COLUMNS if sample_times_only else (*KEY_COLUMNS, "topics")
     samples = sample_files.read(task % OFFSET_BUCKETS, columns)
     return read_groups(chain([first.slice(1)], records), samples, lambda group: crc32(group.encode()) % tasks == task)

@@ -1,6 +1,7 @@
 """Records and samples of one group after the other, from Arrow's columns.
 
-`rota.pipeline.history.tables` describes the rows of records: one column of structs for each kind, filled in its rows.
+`rota.pipeline.history.reading.buckets` makes the rows of records. They have a column of structs for each kind of
+record; a row fills only the column of its own kind.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ _FACTS: Mapping[str, type[Fact]] = {str(kind.__struct_config__.tag): kind for ki
 
 
 class GroupRows(NamedTuple):
-    """A group's records, and its rows of offsets, in order of time and batch by batch, which are read once."""
+    """A group's records, and its rows of `offsets` as batches in order of time. The batches can be read only once."""
 
     group: str
     records: GroupRecords
@@ -34,7 +35,7 @@ class GroupRows(NamedTuple):
             yield _read_samples(batch, places)
 
     def add_sample_times(self) -> None:
-        """Add the times of all samples to the records."""
+        """Add the times of all samples to the records, instead of reading the samples."""
         for batch in self.offsets:
             self.records.add_state_times(_to_micros(batch.column("at")))
 
@@ -42,7 +43,10 @@ class GroupRows(NamedTuple):
 def read_groups(
     records: Iterable[pa.RecordBatch], offsets: Iterable[pa.RecordBatch], has_group: Callable[[str], bool]
 ) -> Iterator[GroupRows]:
-    """Yield the groups of records, and those of offsets that a task has; both are in order of the group."""
+    """Yield each group that has records, or has offsets and belongs to this task (`has_group`).
+
+    `records` and `offsets` are in order of the group, and so is the result.
+    """
     recorded_groups = _read_records(records)
     sampled_groups = filter(lambda rows: has_group(rows.group), _split_offsets(offsets))
     recorded = next(recorded_groups, None)
@@ -61,7 +65,7 @@ def read_groups(
 
 
 def _read_records(batches: Iterable[pa.RecordBatch]) -> Iterator[GroupRows]:
-    """Yield the records of each group; memory holds those of the groups of one batch."""
+    """Yield the records of each group; memory holds the records of one batch's groups."""
     by_group: dict[str, GroupRecords] = {}
     for batch in batches:
         for group in pc.unique(batch.column("group")).to_pylist():
@@ -74,7 +78,7 @@ def _read_records(batches: Iterable[pa.RecordBatch]) -> Iterator[GroupRows]:
 
 
 def _split_offsets(batches: Iterable[pa.RecordBatch]) -> Iterator[GroupRows]:
-    """Yield the rows of offsets of each group, which have to be read before the next group."""
+    """Yield the rows of offsets of each group. The caller must read them before it takes the next group."""
     for group, parts in groupby(_group_parts(batches), key=itemgetter(0)):
         yield GroupRows(group, GroupRecords(), map(itemgetter(1), parts))
 
@@ -90,7 +94,7 @@ def _group_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Re
 
 
 def _add_records(rows: pa.RecordBatch, by_group: Mapping[str, GroupRecords]) -> None:
-    """Add the records of some rows to their groups; of kinds without a column only the times."""
+    """Add the records of some rows to their groups. If a kind has no column, add only the times of its records."""
     kinds = rows.column("kind").dictionary_encode()
     for code, kind in enumerate(kinds.dictionary.to_pylist()):
         chosen = rows.filter(pc.equal(kinds.indices, code))
@@ -130,7 +134,7 @@ def _to_values(column: Any) -> list[Any]:
 
 
 def _to_fact(kind: type[Fact], fields: dict[str, Any]) -> Fact:
-    if "rules" in fields:  # our tables store it as JSON text
+    if "rules" in fields:  # a column of JSON text
         fields["rules"] = msgspec.json.decode(fields["rules"] or "{}")
     return msgspec.convert(fields | {"schema": RECORD_SCHEMA, "group": ""}, kind)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PipelineRun:
-    """Runs the steps one after the other. Each publishes its tables, so that a later one that fails loses none."""
+    """Runs the steps one after the other. Each one publishes its tables, so that a later failure does not lose them."""
 
     def __init__(self, spark: "SparkSession", progress: Progress, lake: Lake, days: int | None) -> None:
         self._spark = spark
@@ -45,14 +45,14 @@ class PipelineRun:
                 self.summary.segments = ingested.segments
                 self.summary.quarantined_lines = ingested.rows[QUARANTINE_KIND]
                 self.summary.add_rows({f"lake/{kind}": rows for kind, rows in ingested.rows.items()})
-            opened = open_snapshot(self._lake, None, None)
+            opened = open_snapshot(self._lake, number=None, as_of=None)
         self.summary.read_snapshot = opened.snapshot.number
         self.summary.published_snapshot = opened.snapshot.number
         return opened
 
     def examine(self, opened: OpenedLake) -> None:
         """Write hourly rollups, intervals and violations."""
-        with self.summary.measure("rollup"):  # which computes the rows of the audit, too, by the same pass
+        with self.summary.measure("rollup"):  # its pass over the history also computes the rows of the audit
             reports = rollup.read_reports(
                 self._spark, self._progress, opened, self._days, list(HistoryReport)
             ).persist()
@@ -85,8 +85,9 @@ class PipelineRun:
 
     def _publish(self, opened: OpenedLake) -> None:
         published = opened.publish()
+        # A call without new tables returns the snapshot that was read: it is older than those of earlier steps.
         self.summary.published_snapshot = max(self.summary.published_snapshot, published.number)
-        self.summary.add_rows(opened.rows)
+        self.summary.add_rows(opened.rows)  # of all steps so far; `add_rows` replaces the number of a table
 
 
 def run_all(
@@ -100,8 +101,8 @@ def run_all(
 ) -> None:
     """Run all steps, print the summary, and write metrics.
 
-    Violations exit with code 1 only if that is asked for: a Kubernetes Job would repeat the whole run, and every
-    later run would fail, too, for as long as the violation is among the examined days.
+    Violations exit with code 1 only with `fail_on_violations`. By default they do not, because a Kubernetes Job would
+    repeat the whole run, and all later runs would fail, too, until the day of the violation is no longer examined.
     """
     run = PipelineRun(spark, progress, lake, options["days"])
     opened = run.ingest(journal)
@@ -112,5 +113,6 @@ def run_all(
     print_value(run.summary.to_value(), options["output"], run.summary.print_text)
     if metrics is not None:
         metrics.write(run.summary)
+    # Two owners, or a grant without proof; the other kinds of violations concern the journal or the group.
     if options["fail_on_violations"] and run.summary.operator_errors:
         raise click.exceptions.Exit(1)

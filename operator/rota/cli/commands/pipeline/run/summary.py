@@ -1,4 +1,4 @@
-"""What a run has done and found, as values for programs and as text."""
+"""Summary of a run: rows, durations and findings, as values for programs and as text."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ class RunSummary:
     gaps: int = 0
     quarantined_lines: int = 0
     recommended_changes: int | None = None  # None: no policies were simulated
-    report: str | None = None  # path of the report; None as above
+    report: str | None = None  # path of the report; None: no policies were simulated
     backtest: BacktestSummary | None = None  # None: no advice was tested
 
     @property
