@@ -1,7 +1,8 @@
 """Audit of the operator by its own journal: owners of each queue over time, and violations of exclusive ownership.
 
-Nothing is guessed: where an assignment is missing, a queue's owner is unknown until the next record about it, which the
-audit reports as `Unknown`. A revoked queue is its previous owner's until it is granted: that pod may still consume it.
+Owners are never guessed. Where an assignment is missing, a queue's owner is unknown until the next record about the
+queue, and the audit reports this period as `Unknown`. A revoked queue belongs to its previous owner until it is
+granted, since the previous owner may still consume it.
 """
 
 from bisect import bisect_right
@@ -22,10 +23,10 @@ from rota.records import ObeyedRecord
 class ViolationKind(StrEnum):
     """Kinds of violations, and of periods without an owner or without information."""
 
-    TWO_OWNERS = "TwoOwners"
-    UNPROVED = "Unproved"
-    UNOWNED = "Unowned"
-    UNKNOWN = "Unknown"
+    TWO_OWNERS = "TwoOwners"  # a queue was granted although another member owned it
+    UNPROVED = "Unproved"  # a queue was granted without proof that its previous owner had stopped
+    UNOWNED = "Unowned"  # a queue had no owner although the group had members
+    UNKNOWN = "Unknown"  # records are missing, so the owner is not known
 
 
 # Errors of the operator; other kinds concern the journal or the group.
@@ -33,7 +34,7 @@ OPERATOR_ERRORS = (ViolationKind.TWO_OWNERS, ViolationKind.UNPROVED)
 
 
 class Interval(NamedTuple):
-    """A period of a queue's owner (schemas.INTERVALS)."""
+    """A period in which a queue had one owner; schemas.INTERVALS explains the fields."""
 
     queue: Queue
     member: str | None
@@ -62,11 +63,11 @@ class UnownedPeriod(NamedTuple):
 
     queue: Queue
     since: datetime
-    until: datetime | None  # None: it still has none
+    until: datetime | None  # None: the queue still has no owner
 
 
 class UnownedPart(NamedTuple):
-    """The part of a period without an owner that falls into one assignment, and that assignment's members."""
+    """The part of a period without an owner in which one assignment was in force, and its number of members."""
 
     since: datetime
     until: datetime
@@ -140,7 +141,8 @@ def violations(queue: Queue, holdings: Iterable[Holding]) -> Iterator[Violation]
 def unowned_periods(queue: Queue, holdings: Iterable[Holding]) -> Iterator[UnownedPeriod]:
     """Yield the periods in which a queue had no owner.
 
-    The queue may be deleted: a period counts only if an `owners` record lists it as unowned, or it is granted later.
+    The queue may have been deleted. So a period counts only if an `owners` record lists the queue as unowned, or if the
+    queue is granted later.
     """
     for period in _group_periods(holdings, _continues_without_owner):
         is_certain = any(holding.statement.entry.is_owners or _is_granted_later(holding) for holding in period)
@@ -149,7 +151,7 @@ def unowned_periods(queue: Queue, holdings: Iterable[Holding]) -> Iterator[Unown
 
 
 class UnownedTimes:
-    """The parts of periods without an owner that count: while the group had queues, up to its last record."""
+    """Cuts periods without an owner to the parts that count: while the group had queues, up to its last record."""
 
     def __init__(self, account: OwnershipAccount, recorded_until: datetime | None) -> None:
         self._assignments = list(filter(attrgetter("may_have_queues"), assignment_periods(account.entries)))
@@ -216,7 +218,7 @@ def _is_granted_later(holding: Holding) -> bool:
 
 
 def _handover_start(holding: Holding) -> datetime | None:
-    """Return the start of the handover that a grant ends: the queue's revoke, or the grant if it was still Owned.
+    """Return the start of the handover that a grant ends: the queue's revoke, or the grant if there was no revoke.
 
     None if the revoke is unknown, if the queue had no owner, or if the record is no grant.
     """
@@ -229,13 +231,13 @@ def _handover_start(holding: Holding) -> datetime | None:
 
 
 def _find_two_owners(queue: Queue, holding: Holding) -> Violation | None:
-    """Find grants of queues that another member owned by all earlier records, and `owners` records with two owners."""
+    """Find grants of queues that another member owned by the earlier records, and `owners` records with two owners."""
     statement = holding.statement
     previous = holding.previous
     if previous is None or not holding.contradicts:
         return None
     previous_owner = previous.owner.name
-    # Each `owners` record starts an epoch, so a holding before it in the same epoch is of the same record.
+    # Each `owners` record starts an epoch. So if the previous holding has the same epoch, it is of the same record.
     if statement.entry.is_owners and previous.entry.epoch == statement.entry.epoch:
         why = "One record names two holders"
     elif statement.handover and statement.handover.act == "Grant" and previous_owner is not None:
@@ -250,8 +252,9 @@ def _find_two_owners(queue: Queue, holding: Holding) -> Violation | None:
 def _find_unproved(queue: Queue, holding: Holding) -> Violation | None:
     """Find grants without proof that the previous owner released the queue or ended.
 
-    A queue without an owner (Free) needs a proof in every mode: after a lost assignment some pod may still consume it.
-    Groups in mode Immediate need none for other queues, so these count only if no such mode may have been in force.
+    A queue without an owner (Free) needs a proof in every handover mode, since after a lost assignment some pod may
+    still consume it. Other queues need no proof in mode Immediate. So their grants count only if mode Cooperative was
+    certainly in force.
     """
     statement = holding.statement
     if statement.handover is None or statement.handover.act != "Grant" or statement.handover.proof != "None":

@@ -22,7 +22,7 @@ from rota.records import (
 )
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Records of a group's state at one time: until then, the operator has recorded the group. The others are events.
+# Records of a group's state at one time. They show until when the operator has recorded the group.
 _STATE_RECORDS = (PlanRecord, ObeyedRecord, OwnersRecord, OffsetsRecord, VerdictRecord)
 _Kind = TypeVar("_Kind", bound=Fact)
 

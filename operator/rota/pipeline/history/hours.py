@@ -29,7 +29,7 @@ def split_by_hour(since: datetime, until: datetime) -> Iterator[HourPart]:
 
 
 def touched_hours(since: datetime, until: datetime) -> Iterator[datetime]:
-    """Yield the hours that a period touches: at least that in which it starts."""
+    """Yield the hours that a period touches: at least the hour in which it starts."""
     hour = hour_of(since)
     yield hour
     while (hour := hour + HOUR) <= until:

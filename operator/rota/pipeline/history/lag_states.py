@@ -23,7 +23,7 @@ from rota.pipeline.history.samples import MICROSECONDS, Integers, Place, Places,
 from rota.records import OwnersRecord
 
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
-MAX_SAMPLE_SECONDS = 120.0  # longest time before a sample for which it stands
+MAX_SAMPLE_SECONDS = 120.0  # a sample stands for the time since the previous one, but for no more than this
 CHUNK_SAMPLES = 250_000  # of single queues; the hour of context adds 600,000 for a group of 10,000 queues
 _CONTEXT_SECONDS = 3600
 _KEEPING_UP = lag_columns.LAG_STATES.index(LagState.KEEPING_UP)
@@ -43,7 +43,7 @@ class SampleTotals(NamedTuple):
     by_lag_state: dict[LagState, Integers]  # number of queues
 
     def after(self, count: int) -> "SampleTotals":
-        """Return the totals without those of the first samples."""
+        """Return the totals without the first `count` samples."""
         return SampleTotals(
             at=self.at[count:],
             seconds=self.seconds[count:],

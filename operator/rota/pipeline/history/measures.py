@@ -176,7 +176,7 @@ def _add_samples(hours: Hours, totals: SampleTotals) -> None:
 
 
 def _count_rebalances(hours: Hours, rebalances: Iterable[RebalanceRecord]) -> None:
-    """Count each rebalance once: a new leader may record one again; the first record counts."""
+    """Count only the first record of each rebalance, since a new leader may record its end again."""
     first: dict[datetime, RebalanceRecord] = {}
     for record in sorted(rebalances, key=lambda record: (record.at, record.reason, record.seconds)):
         first.setdefault(record.began, record)
@@ -224,7 +224,7 @@ def _add_contested_seconds(hours: Hours, records: GroupRecords, recorded_until: 
 def _ends_contest(membership: MembershipRecord, grant: HandoverRecord) -> bool:
     if membership.generation <= grant.generation:
         return False
-    # If the queue had no previous owner (holder_uid is None), no member matches: the first later assignment ends it.
+    # If the queue had no previous owner (holder_uid is None), no member matches, so the first later one ends it.
     for member in membership.members.values():
         if member.uid == grant.holder_uid and member.standing not in _SETTLED_STATES:
             return False

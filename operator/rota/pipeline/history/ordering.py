@@ -196,7 +196,7 @@ def _number_lives(entries: Iterable[Entry]) -> None:
 def _starts_life(previous: Entry, entry: Entry) -> bool:
     """Return whether the group was recreated between two entries, which are adjacent in time."""
     if entry.generation == 1:
-        # `membership` is an assignment's first record: another one of generation 1 shows that the group was recreated.
+        # `membership` is an assignment's first record, so a second one of generation 1 is that of a recreated group.
         return previous.generation > 1 or entry.step is RecordStep.MEMBERSHIP
     # A lower generation much later: the journal lacks the first generations of the new life.
     waited_seconds = (entry.at - previous.at).total_seconds()
@@ -238,7 +238,7 @@ def _mark_borders(entries: Iterable[Entry]) -> None:
             entry.border = Border(previous.at, is_break=True, is_owners=entry.is_owners)
         elif entry.is_first_plan or entry.is_owners:
             entry.border = Border(entry.at, is_break=False, is_owners=entry.is_owners)
-        # A `membership` record is not counted: it precedes its generation's plan, and names no queue.
+        # A `membership` record does not count, because it precedes its generation's plan, and names no queue.
         if entry.step in {RecordStep.PLAN, RecordStep.HANDOVER, RecordStep.OWNERS}:
             previous = entry
 
@@ -270,7 +270,7 @@ def _look_back(entries: Iterable[Entry]) -> None:
         if entry.starts_chain:
             owners_known = False
         entry.owners_known_before = owners_known
-        # A life's first plan assigns its first owners: all are known from it on; before it they do not count as known.
+        # A life's first plan assigns its first owners, so all are known after it. They do not count as known before it.
         owners_known = owners_known or entry.is_first_plan or entry.is_owners
         entry.owners_known_after = owners_known
         if isinstance(entry.record, OwnersRecord):

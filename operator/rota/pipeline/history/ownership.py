@@ -1,11 +1,11 @@
-"""Ownership of each queue, record by record: its owner from then on, and the previous owner that the record names.
+"""Ownership of each queue, record by record: the owner after a record, and the previous owner that the record names.
 
 A *holding* is what one `handover` or `owners` record says about one queue. `rota.pipeline.history.ordering` defines
-life, chain and epoch. A holding ends at the queue's next record in its epoch, and the last one of an epoch where the
-epoch ends.
+life, chain and epoch. A holding ends at the queue's next record in the same epoch; the last holding of an epoch ends
+with the epoch.
 
-A record's *statement* is about any number of queues, which share it: so a group of ten thousand queues, listed every
-hour, takes one reference for each queue and hour. Holdings are computed queue by queue, and not kept.
+A *statement* is what a record says about some queues, which share one object. So a group of ten thousand queues, listed
+every hour, takes one reference for each queue and hour. Holdings are computed queue by queue, and not kept.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,9 +48,9 @@ class Statement:
 
     entry: Entry
     named_owner: Party  # the previous owner that the record names
-    owner: Party  # from then on
+    owner: Party  # from this record on
     phase: Phase
-    handover: HandoverRecord | None = None  # None: an `owners` record, which tells the owner, not how it got the queue
+    handover: HandoverRecord | None = None  # None: the record is an `owners` record
 
 
 @dataclass(slots=True, eq=False)
@@ -62,8 +62,8 @@ class Holding:
     contradicts: bool  # whether the record names another previous owner than the earlier records
     revoked_at: datetime | None  # time of the last revoke in its chain
     next: "Holding | None" = None
-    end: datetime | None = None  # None: no later record says anything else
-    certain_until: datetime | None = None  # when the owner becomes uncertain, by a record that contradicts; None: never
+    end: datetime | None = None  # None: no later record changes the owner
+    certain_until: datetime | None = None  # see `_set_end`; None: the owner is certain up to `end`
 
     @property
     def since(self) -> datetime:
@@ -72,7 +72,7 @@ class Holding:
 
     @property
     def until(self) -> datetime | None:
-        """The end of the known time of this owner; None: it still is the owner."""
+        """The end of the time in which the owner is certain; None: it still owns the queue."""
         return self.certain_until or self.end
 
     @property
@@ -82,7 +82,7 @@ class Holding:
 
 
 class OwnershipAccount(NamedTuple):
-    """What all reports about a group's ownership read."""
+    """A group's records in order, and the statements about each queue: the input of audit and measures."""
 
     entries: Sequence[Entry]
     statements: Mapping[Queue, Sequence[Statement]]
@@ -99,7 +99,7 @@ def build_account(records: Iterable[AssignmentRecord], gaps: Gaps) -> OwnershipA
     by_queue: dict[Queue, list[Statement]] = {}
     for _, together in groupby(entries, key=lambda entry: entry.order):
         statements = list(chain.from_iterable(map(_statements_of, together)))
-        # A faulty `owners` record may list a queue twice, for two pods.
+        # A faulty `owners` record may list a queue for two pods: sort by uid, so that the result is always the same.
         statements.sort(key=lambda pair: pair[0].owner.uid or "")
         for statement, ranges in statements:
             for queue in _queues_in(ranges):
@@ -179,9 +179,9 @@ def _parse_ids(ids: str) -> tuple[int, ...]:
 
 
 def _contradicts_earlier(statement: Statement, previous: Statement | None) -> bool:
-    """Return whether a record names another previous owner than the earlier records; false if those tell nothing.
+    """Return whether a record names another previous owner than earlier records; false if these do not tell the owner.
 
-    Example, about queue 0; it had no owner before generation 6, for the second record leaves it out:
+    Example, about queue 0; it had no owner before generation 6, since the second record leaves it out:
 
         owners 5   m1: 0     owners_record_count 1
         owners 5   m1: -     owners_record_count 2
@@ -198,10 +198,11 @@ def _contradicts_earlier(statement: Statement, previous: Statement | None) -> bo
 
 
 def _set_end(holding: Holding) -> None:
-    """Set when the holding ends, and when its owner becomes uncertain by a record that contradicts.
+    """Set when the holding ends, and when its owner becomes uncertain because a later record contradicts it.
 
-    That is the queue's next record, or the next one about all queues. The missing change was part of the next
-    assignment at the earliest, so the owner is certain up to its plan.
+    The contradicting record is the queue's next one, or an `owners` record that leaves the queue out. The change that
+    the journal lacks was part of the next assignment at the earliest, so the owner is certain up to the plan of that
+    assignment.
     """
     entry = holding.statement.entry
     following = holding.next

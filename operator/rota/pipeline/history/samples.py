@@ -26,7 +26,7 @@ class Places:
     _codes: dict[Place, int] = field(default_factory=dict)
 
     def encode(self, place: Place) -> int:
-        """Return the code of a place, which is new if it did not appear before."""
+        """Return the code of a place; a new place gets the next code."""
         code = self._codes.setdefault(place, len(self.by_code))
         if code == len(self.by_code):
             self.by_code.append(place)
@@ -42,9 +42,9 @@ class Samples(NamedTuple):
     record: Integers  # index of the record
     place: Integers  # code of the queue's topic and broker
     queue: Integers
-    first: Integers
-    last: Integers
-    committed: Integers  # or lag_columns.NOT_COMMITTED
+    first: Integers  # minimum offset of the queue
+    last: Integers  # maximum offset of the queue: its end
+    committed: Integers  # offset committed by the group, or lag_columns.NOT_COMMITTED
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -53,7 +53,7 @@ class Samples(NamedTuple):
 
     @property
     def bounds(self) -> NDArray[np.intp]:
-        """The samples of record n are those from `bounds[n]` to `bounds[n + 1]`."""
+        """Bounds of the samples of each record: record n has the samples from `bounds[n]` to `bounds[n + 1]`."""
         return np.searchsorted(self.record, np.arange(len(self.at) + 1))
 
     def since(self, at: int) -> "Samples":
@@ -71,7 +71,7 @@ class Samples(NamedTuple):
         return Samples(self.at[records], indices[self.record[is_kept]], *by_sample)
 
     def thin(self, step: int) -> "Samples":
-        """Return the first record, and the last one of each step of so many microseconds, with their samples."""
+        """Return the first record, and the last one of each step of `step` microseconds, with their samples."""
         is_needed = np.diff(self.at // step, append=-1) != 0
         is_needed[:1] = True
         return self.keep(is_needed)

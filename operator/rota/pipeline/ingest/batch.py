@@ -2,21 +2,21 @@
 
 A run takes these steps, in this order:
 
-1. Its segments, those of the journal that the ledger lacks, are stored as the plan of run N, with the journal's name.
-   A repeated run takes exactly these: tables that have rows of run N already skip it, and so would lose a segment that
-   the plan lacks.
+1. The segments of the journal that the ledger (`lake/files`: a row for each ingested segment) lacks are stored as the
+   plan of run N, with the journal's name. A repeated run takes exactly the segments of the plan. A table that already
+   has rows of run N skips the run, so the rows of any other segment would be lost.
 2. The rows of each kind of record, then the rejected lines, then the ledger are appended, each with one commit that
    names run N.
 3. A snapshot with the versions of these tables is published.
 
-A run that is killed is repeated by the next one; readers stay at the snapshot before. Two concurrent runs have the same
-number and the same plan, so whichever commits a table first wins, and the other one skips that table.
+A run that is killed is repeated by the next one; until then, readers use the previous snapshot. Two concurrent runs
+have the same number and the same plan. The first one to commit a table wins, and the other one skips the table.
 
-Lines that are in several segments count once. A line that an earlier run has ingested has the same time as its copy: so
-only if the times of new records overlap with those of ingested segments, rows are compared with the table's.
+Lines that are in several segments count once. A copy of an ingested line has the same time. So new rows are compared
+with the table's rows only if their times overlap with those of ingested segments.
 
-A segment that was removed before it was read is ingested if it comes back: the ledger has it without an ETag, and with
-the times of its whole day, since an earlier attempt of the run may have appended its rows.
+A segment that was removed before it was read is ingested if it comes back. Therefore its row in the ledger has no ETag.
+The row covers the whole day of the segment, since an earlier attempt of the run may have appended the segment's rows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -54,11 +54,11 @@ from rota.sentences import join_names
 
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
 MAX_RUN_SEGMENTS = 10_000
-SMALL_RUN_BYTES = 32 * 2**20  # of compressed segments, which one process ingests as soon as Spark starts
-SMALL_TABLE_ROWS = 500_000  # new rows of a table that are compared without Spark
+SMALL_RUN_BYTES = 32 * 2**20  # of compressed segments; one process ingests them in the time that Spark needs to start
+SMALL_TABLE_ROWS = 500_000  # up to so many new rows are compared with a table without Spark
 TASK_BYTES = 12 * 2**20  # of compressed segments in a task of Spark: some 90 MB of lines
-MISSING_ETAG = ""  # in the ledger: the segment was removed before it was read
-LEDGER_COLUMNS = ["key", "etag", "first_at", "last_at"]  # that decide what is new
+MISSING_ETAG = ""  # of a row in the ledger whose segment was removed before it was read
+LEDGER_COLUMNS = ["key", "etag", "first_at", "last_at"]  # by which new segments and rows are recognized
 
 StartSpark = Callable[[], SparkSession]
 AtStep = Callable[[str], None]
@@ -103,7 +103,7 @@ def ingest_journal(
 class IngestRun:
     """The run that follows the newest snapshot; `plan` is None if no segment is new.
 
-    Segments that the run does not find are added to `missing`; those that it has already are no new segments.
+    Segments of the plan that the journal lacks are added to `missing`. Segments in `missing` do not count as new.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class IngestRun:
     def _read_plan_of(self, number: int, tables: Sequence[str]) -> RunPlan:
         """Return the plan of a run whose rows some tables have; another process may have stored it just now.
 
-        Raise ValueError if there is none: with another plan, these tables would skip the rows of its segments.
+        Raise ValueError if there is no plan: the tables would skip the rows of a new plan's segments.
         """
         plan = self._lake.runs.read(number)
         if plan is None:
@@ -151,7 +151,7 @@ class IngestRun:
         return plan
 
     def _check_journal(self, plan: RunPlan) -> None:
-        """Raise ValueError if a run takes segments of another journal: all of them would be missing in this one."""
+        """Raise ValueError if the plan is of another journal, since this journal has none of its segments."""
         if plan.journal != self._journal.uri:
             raise ValueError(
                 f"{self._lake.uri}: run {plan.number} of the journal {plan.journal} is unfinished; ingest that one "
@@ -161,9 +161,9 @@ class IngestRun:
     def ingest(self, plan: RunPlan) -> RowCounts:
         """Append the rows of the plan's segments to all tables, and publish a snapshot; return the number of rows."""
         commits: dict[str, TableCommit] = {}
-        if self._ledger.transaction() < plan.number:  # the ledger is the last table: otherwise all are complete
+        if self._ledger.transaction() < plan.number:  # the ledger is last, so if it has the run, all tables have it
             commits = self._append_rows(plan)
-        # Also of tables that another process, or this run before it was killed, has appended to.
+        # All tables with the run: `commits` lacks those that another process, or a killed attempt, has appended to.
         versions: dict[str, int | None] = {}
         for name, head in self._heads().items():
             if head.run == plan.number:
@@ -203,7 +203,7 @@ class IngestRun:
         return context.parallelize(shares, len(shares)).map(partial(ingest_share, target=target)).collect()
 
     def _append(self, plan: RunPlan, table: Table, rows: KindRows) -> TableCommit:
-        """Append the rows of a run to a table, each once, and without those that it has."""
+        """Append the rows of a run to a table: repeated rows once, and no rows that the table has already."""
         with self._step(table.name):
             if _may_repeat(rows.short_digests):
                 distinct_rows = table.read_files(self._start_spark(), rows.files).dropDuplicates(["digest"])
@@ -217,7 +217,7 @@ class IngestRun:
             return table.append_files(new_files, plan.number)
 
     def _check_missing(self, plan: RunPlan, segments: Iterable[SegmentCounts]) -> None:
-        """Note the segments that were not found; raise ValueError if these are all, as if it were another journal."""
+        """Note the segments that were not found; raise ValueError if the journal has no segment of the plan."""
         missing = [(counts.key, counts.etag) for counts in segments if counts.is_missing]
         self._missing.update(missing)
         if len(missing) == len(plan.segments):
@@ -227,9 +227,9 @@ class IngestRun:
             )
 
     def _may_be_ingested(self, plan: RunPlan, rows: KindRows) -> bool:
-        """Return whether some rows may be in their table: those of ingested times, and of segments that came back.
+        """Return whether a table may have some of the rows: times overlap with ingested ones, or a segment came back.
 
-        Before a segment was missing, an earlier attempt of that run may have appended its rows, of any time.
+        Before a segment was found to be missing, an earlier attempt of the run may have appended its rows, of any time.
         """
         was_missing = pc.equal(self._ingested["etag"], MISSING_ETAG)
         missing_keys = set(self._ingested["key"].filter(was_missing).to_pylist())
@@ -261,7 +261,7 @@ def find_new_segments(
 ) -> list[PlannedSegment]:
     """Return the journal's segments that no run has ingested with the same content, the oldest hours first.
 
-    Those that were listed, but `missing` when they were read, would be missing again.
+    A segment in `missing` is left out: it is listed, but could not be read.
     """
     known = {*zip(ingested["key"].to_pylist(), ingested["etag"].to_pylist(), strict=True), *missing}
     segments = [
@@ -293,13 +293,13 @@ def _merge_results(results: Iterable[ShareResult]) -> ShareResult:
 
 
 def _may_repeat(short_digests: bytes) -> bool:
-    """Return whether rows may be repeated; each share has its rows once, but several shares may have the same."""
+    """Return whether rows may be repeated, since two shares may have the same row; a share has no row twice."""
     numbers = np.frombuffer(short_digests, np.uint64)
     return len(np.unique(numbers)) < len(numbers)
 
 
 def _ledger_rows(run: int, segments: Iterable[SegmentCounts]) -> pa.Table:
-    """Return a row for each segment of a run. That of a missing one has no ETag, so it is ingested if it comes back."""
+    """Return a row for each segment of a run; without an ETag if it is missing, to ingest it if it comes back."""
     rows: list[dict[str, Any]] = []
     for counts in segments:
         day = segment_day(counts.key)
@@ -320,7 +320,7 @@ def _ledger_rows(run: int, segments: Iterable[SegmentCounts]) -> pa.Table:
 
 
 def _times_of_missing(day: date) -> tuple[datetime, datetime]:
-    """Return the times of the day: an earlier attempt of the run may have appended the segment's records."""
+    """Return the first and last time of a day, since a missing segment may have rows of any time of its day."""
     return datetime.combine(day, time.min, UTC), datetime.combine(day, time.max, UTC)
 
 

@@ -1,6 +1,6 @@
-"""Reader of a lake's history: one table for each kind of record. Later stages of the pipeline read only these.
+"""Reader of a lake's history: a table for each kind of record, and the size and days of the history.
 
-The lake has each line of the journal once. Two kinds of records are repeated in other lines, and count once here:
+The lake has each line of the journal once. Two kinds of records are repeated in other lines, and count once in `Facts`:
 
 - A *verdict* counts if its status or reason differs from the previous one of its group and condition; each leader
   records it again until the group's status has it.
@@ -42,7 +42,7 @@ class Facts:
 
 
 def read_facts(spark: SparkSession, lake: Lake, snapshot: LakeSnapshot, since: date | None = None) -> Facts:
-    """Return the facts of a snapshot, or those of the day `since` and later days; rows are read when requested."""
+    """Return the facts of a snapshot, or only from the day `since` on; rows are read when requested."""
     fit_partitions(spark, journal_bytes(lake, snapshot, since))
     tables: dict[str, DataFrame] = {}
     for kind, schema in HISTORY_SCHEMAS.items():
@@ -53,14 +53,14 @@ def read_facts(spark: SparkSession, lake: Lake, snapshot: LakeSnapshot, since: d
 
 
 def journal_bytes(lake: Lake, snapshot: LakeSnapshot, since: date | None) -> int:
-    """Return the size of the segments that a history was made of."""
+    """Return the compressed size of the segments whose records are in a history."""
     days = None if since is None else ds.field("date") >= since
     files = lake.table(FILES_TABLE.name).to_arrow(snapshot.version(FILES_TABLE.name), ["size_bytes"], days)
     return sum(files["size_bytes"].to_pylist())
 
 
 def check_history(lake: Lake, snapshot: LakeSnapshot) -> None:
-    """Raise ValueError if a snapshot has no records: without data everything would look healthy."""
+    """Raise ValueError if a snapshot has no records, since without records everything would look healthy."""
     if any(snapshot.version(f"lake/{kind}") is not None for kind in JOURNAL_SCHEMAS):
         return
     version = snapshot.version("lake/quarantine")
@@ -79,7 +79,7 @@ def read_days(lake: Lake, snapshot: LakeSnapshot) -> set[date]:
 
 
 def first_day(lake: Lake, snapshot: LakeSnapshot, days: int) -> date:
-    """Return the first of a history's last days; days in the future come from a wrong clock and are ignored."""
+    """Return the first of the last `days` days of a history; days in the future, of a wrong clock, are ignored."""
     today = datetime.now(UTC).date()
     newest = max((day for day in read_days(lake, snapshot) if day <= today), default=today)
     return newest - min(timedelta(days=days - 1), newest - date.min)  # a larger difference would overflow

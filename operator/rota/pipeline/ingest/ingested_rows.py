@@ -1,7 +1,7 @@
-"""Compares new rows with those of a table without Spark: only digests of the same days are read.
+"""Compares new rows with the rows of a table without Spark. It reads only the digests of the same days.
 
-Rows are added to a table only by ingest runs, in the order of their numbers. So rows that the newest version lacks are
-still new when they are committed, or another process has committed the same run, and the commit is skipped.
+Only ingest runs add rows to a table, in the order of their numbers. So rows that the newest version lacks are still new
+when they are committed, unless another process has committed the same run; then the commit is skipped.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from rota.pipeline.lake.table import Table
 
 
 def drop_ingested_rows(table: Table, target: FileTarget, files: Sequence[DataFile]) -> list[DataFile]:
-    """Return files without the rows whose digest a row of the same day has in the table; new files, where needed."""
+    """Return files without rows whose digest the table has on the same days; a file with such rows is replaced."""
     store = open_store(target.lake_uri)
     version = table.version()
     if version is None:

@@ -62,7 +62,7 @@ def check_offsets(record: OffsetsRecord) -> None:
 
 
 def _check_integers(record: AnyRecord) -> None:
-    # A quick check first: nearly all records have no number of 19 digits.
+    # A quick check first, since nearly all records have no number of 19 digits.
     if not _LONG_NUMBER.search(_encode(record)):
         return
     for number in _integers(msgspec.to_builtins(record)):

@@ -1,4 +1,4 @@
-"""Rows of the lake's tables as Arrow columns, made of records of the journal."""
+"""Converts records of the journal to rows of the lake's tables, as Arrow columns."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
@@ -53,7 +53,7 @@ class LineBatch:
         self._rejected: list[RejectedLine] = []
 
     def add(self, line: SegmentLine, digest: bytes, *, is_new: bool) -> datetime | None:
-        """Add a line, unless it is in an earlier segment; return the time of its record."""
+        """Add a line, if `is_new`: no earlier segment has it. Return the time of its record; None: it is rejected."""
         text = line.line or b""
         if line.broken is not None:
             self._rejected.append(RejectedLine(line.broken, digest, text))
@@ -108,13 +108,13 @@ def rejected_rows(lines: Sequence[RejectedLine], file: str, day: date) -> pa.Rec
     schema = table_columns(QUARANTINE_TABLE)
     rows: list[dict[str, Any]] = []
     for line in lines:
-        text = line.line.decode(errors="replace")  # readers may accept only valid UTF-8
+        text = line.line.decode(errors="replace")  # readers of the table may accept only valid UTF-8
         rows.append({"file": file, "line": text, "reason": line.reason, "date": day, "digest": line.digest})
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
 def split_oversized(lines: Sequence[RecordLine]) -> tuple[list[RecordLine], list[RejectedLine]]:
-    """Return the `offsets` records whose integers fit into columns, and those that are rejected."""
+    """Return the lines whose integers fit into columns, and the other lines as rejected."""
     kept: list[RecordLine] = []
     rejected: list[RejectedLine] = []
     for line in lines:
@@ -140,7 +140,7 @@ def _record_columns(records: Sequence[AnyRecord], schema: pa.Schema) -> dict[str
 
 
 def _offsets_columns(records: Sequence[Any], schema: pa.Schema) -> dict[str, pa.Array]:
-    """Return the columns of `offsets`. Values are collected in flat lists: that is ten times as fast as rows."""
+    """Return the columns of `offsets`, from flat lists of values, which are ten times as fast as rows."""
     groups: list[str] = _values(records, "group")
     return {
         "group": pa.array(groups, pa.string()),

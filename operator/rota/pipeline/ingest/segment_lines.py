@@ -1,4 +1,4 @@
-"""Reads journal segments: their lines, whatever state a file is in.
+"""Reads the lines of journal segments, also of damaged ones.
 
 A segment is a gzip file of lines. A file that is cut off or damaged gives the lines before the damage, and then the
 reason why it has no further lines.
@@ -34,7 +34,7 @@ class SegmentLine(NamedTuple):
 
 
 def iterate_lines(journal: ObjectStore, key: str) -> Iterator[SegmentLine]:
-    """Yield the lines of a segment as far as it can be read, then the reason if that is not its end."""
+    """Yield the lines of a segment as far as it can be read, then the reason if it cannot be read to its end."""
     rest = b""
     reason: str | None = None
     try:

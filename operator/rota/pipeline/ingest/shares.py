@@ -1,7 +1,7 @@
 """Ingests a share of a run's segments: reads each segment once, and writes the rows of all kinds to files.
 
-A share is the work of one task of Spark, or of the driver. The files belong to no version of a table until the driver
-commits them; a share that is repeated writes new files.
+A share is the work of one task of Spark or, in a small run, of the driver. The files belong to no version of a table
+until the driver commits them; a share that is repeated writes new files.
 """
 
 import gc
@@ -24,9 +24,9 @@ from rota.pipeline.lake.runs import PlannedSegment
 
 DATE_CHARACTERS = 10
 DIGEST_BYTES = 16  # of SHA-256
-SHORT_DIGEST_BYTES = 8  # that show whether lines may be repeated
+SHORT_DIGEST_BYTES = 8  # first bytes of a digest: if these differ, two lines differ
 BATCH_BYTES = 4 * 2**20  # of lines that are converted at once
-FLUSH_BYTES = 96 * 2**20  # of rows in memory, which are written then; a process needs some five times as much
+FLUSH_BYTES = 96 * 2**20  # rows in memory are written at this size; a process needs about five times as much memory
 
 
 class ShareTarget(NamedTuple):
@@ -114,7 +114,7 @@ def ingest_share(segments: Sequence[PlannedSegment], *, target: ShareTarget) -> 
 
 @contextmanager
 def _paused_collection() -> Iterator[None]:
-    """Pause Python's garbage collection: records have no cycles, and it would take two thirds of the time."""
+    """Pause Python's garbage collection, since it takes two thirds of the time, and records have no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -131,12 +131,12 @@ class ShareWriter:
         self._journal = open_store(target.journal_uri)
         self._target = target
         self._last_segments: dict[bytes, str] = {}  # by digest of each line: the key of the last segment that has it
-        self._rows: dict[str, list[pa.RecordBatch]] = {}  # that are not written yet, by kind
+        self._rows: dict[str, list[pa.RecordBatch]] = {}  # not written yet, by kind
         self._row_bytes = 0
         self.written: dict[str, KindRows] = {}
 
     def read(self, segment: PlannedSegment) -> SegmentCounts:
-        """Add the rows of a segment's lines that no segment before has; count all of its distinct lines."""
+        """Add rows of the lines that no earlier segment of the share has; count all distinct lines of the segment."""
         counts = SegmentCounts(segment.key, segment.size_bytes, segment.etag)
         batch = LineBatch()
         for line in iterate_lines(self._journal, segment.key):
@@ -184,7 +184,7 @@ def _describe_rows(rows: pa.Table, files: list[DataFile]) -> KindRows:
 
 
 def segment_day(key: str) -> date:
-    """Return the day in a segment's name; raise ValueError if it has none, which a listing never returns."""
+    """Return the day in the key of a segment; raise ValueError for other keys, which no plan contains."""
     hour = segment_hour(key)
     if hour is None:
         raise ValueError(f"{key} is not the name of a segment, such as date=2026-11-21/08-NAME.jsonl.gz")
@@ -192,7 +192,7 @@ def segment_day(key: str) -> date:
 
 
 def _digest(line: SegmentLine, segment: PlannedSegment) -> bytes:
-    """Return the digest of a line; that of a broken segment is its own."""
+    """Return the digest of a line; of the reason why a segment is broken, a digest of the segment's key and ETag."""
     content = line.line
     if content is None:
         content = f"{segment.key} {segment.etag}".encode()

@@ -21,7 +21,7 @@ from rota.pipeline.lake.reading.log_reader import LogReader, first_line
 from rota.pipeline.lake.storage import storage_errors, storage_options
 
 APP = "ingest"  # name of the app transactions; their versions are the numbers of ingest runs
-# Snapshots name old versions: only `rota pipeline maintain` removes log files that no snapshot needs.
+# Snapshots name old versions, so deltalake must not remove their log files; `rota pipeline maintain` removes others.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
 
 
@@ -65,7 +65,7 @@ class DeltaLog:
         return self._reader.paths_since(version)
 
     def commit(self, plan_changes: PlanChanges, run: int | None = None) -> CommitResult:
-        """Commit planned changes, with the number of an ingest run; no changes, no commit.
+        """Commit planned changes, with the number of an ingest run; without changes, commit nothing.
 
         If another writer commits first, the changes are planned again with the version of that writer.
         """
@@ -79,7 +79,7 @@ class DeltaLog:
                 with storage_errors(self.uri):
                     self._write(table, changes, run)
                 break
-            except DeltaError as error:  # not only CommitFailedError: two writers may create the table
+            except DeltaError as error:  # more than CommitFailedError, because two writers may create the table
                 newer = self.load()
                 if newer is None or newer.version() == version:
                     raise ValueError(f"{self.uri} cannot be written: {first_line(error)}") from error
@@ -103,7 +103,7 @@ class DeltaLog:
                     )
                 return CommitResult(table.version(), is_changed=bool(result["numFilesRemoved"]))
             except CommitFailedError:
-                continue  # another command has replaced one of these days
+                continue  # another command has changed files that were compacted
         raise ValueError(f"{self.uri} was changed by other commands during its compaction; run this command again")
 
     def add_columns(self, find_fields: Callable[[StructType], StructType]) -> None:

@@ -53,7 +53,7 @@ class ParquetFiles:
         return FileBatch([DataFile(**file.asDict()) for file in sorted(files)])
 
     def _collect_partitions(self, rows: DataFrame) -> DataFrame:
-        """Shuffle rows by partition: otherwise each task would write a file for each of its partitions."""
+        """Shuffle rows by partition, since otherwise each task would write a file for each partition of its rows."""
         if rows.sparkSession.conf.get("spark.sql.adaptive.enabled") == "true":
             return rows.hint("rebalance", *self._partitions)  # also splits large and joins small partitions
         return rows.repartition(*self._partitions) if self._partitions else rows

@@ -5,7 +5,7 @@ import msgspec
 from rota.object_store import ObjectStore, StoreError, check_create_only
 
 FOLDER = "_rota/runs"
-CREATE_ONLY_KEY = "_rota/create-only"  # an empty object: see check_create_only
+CREATE_ONLY_KEY = "_rota/create-only"  # an empty object; see check_create_only
 
 
 class PlannedSegment(msgspec.Struct, frozen=True):

@@ -75,7 +75,7 @@ class SnapshotStore:
                 numbers = remaining  # a maintenance has removed expired snapshots since the last listing
 
     def _newest_until(self, time: datetime, numbers: list[int]) -> LakeSnapshot:
-        # Times never decrease, so that a bisection finds the snapshot: thousands of snapshots need a dozen requests.
+        # Times never decrease, so a bisection finds the snapshot: a dozen requests for thousands of snapshots.
         index = bisect_right(numbers, time, key=lambda number: self._read(number).created_at)
         if index:
             return self._read(numbers[index - 1])
@@ -96,10 +96,11 @@ class SnapshotStore:
     def publish(self, base: LakeSnapshot, tables: Mapping[str, int | None], run: int | None = None) -> LakeSnapshot:
         """Publish new versions of tables on top of a snapshot; a version of None is of a table that does not exist.
 
-        If other snapshots were published since `base`, the new one continues the newest of them, unless one of
-        `tables` has changed there: then SnapshotConflictError. If `run` is published already with these versions or
-        newer ones, the newest snapshot is returned. Tables of a run are only appended to and compacted: the newer of
-        two versions has the rows of both. Raise StoreError if the store would overwrite snapshots.
+        If other snapshots were published since `base`, the new one continues the newest of them. Without `run`, raise
+        SnapshotConflictError if one of `tables` has changed in them. With `run`, the newer version of a table is kept,
+        because tables of a run are only appended to and compacted: the newer of two versions has the rows of both. If
+        the newest snapshot has the run and no older versions, it is returned. Raise StoreError if the store would
+        overwrite snapshots.
         """
         check_create_only(self._store, CREATE_ONLY_KEY)
         versions = {table: version for table, version in tables.items() if version is not None}
@@ -125,14 +126,14 @@ class SnapshotStore:
     def expire(self, expiry: datetime) -> LakeSnapshot:
         """Remove the snapshots that a newer snapshot had replaced at a time; return the oldest remaining snapshot.
 
-        So the snapshot of any later time can be read. The newest snapshot always stays. The store's times are
-        compared: a wrong clock of one writer would give all later snapshots a wrong time.
+        So the snapshot of any time after `expiry` can be read. The newest snapshot always stays. The store's times are
+        compared instead of `created_at`, because one writer's wrong clock makes this time wrong in all later snapshots.
         """
         while stored_at := self._list_times():
             numbers = sorted(stored_at)
             while len(numbers) > 1 and stored_at[numbers[1]] <= expiry:
                 self._store.delete(_key(numbers.pop(0)))
-            with suppress(FileNotFoundError):  # another maintenance has removed more: list again
+            with suppress(FileNotFoundError):  # another maintenance has removed more, so list again
                 return self._read(numbers[0])
         return EMPTY_SNAPSHOT
 

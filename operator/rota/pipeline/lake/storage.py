@@ -14,18 +14,19 @@ from rota.object_store.bucket_errors import explain_error
 
 _OPTION_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
 REQUEST_OPTIONS = {  # of deltalake
-    "timeout": "60s",  # of a whole request: Parquet files are larger than the journal's segments
+    "timeout": "60s",  # of a whole request; longer than for segments, because Parquet files are larger
     "connect_timeout": "5s",
     "max_retries": "3",
     "retry_timeout": "120s",
 }
 _FRAME = re.compile(r"\x1b\[\d+m|↳")  # deltalake prints each cause in a line of its own, below an arrow
-_CAUSES = {"operation timed out": "kind: Timeout", "client error (Connect)": "kind: Connect"}  # → in obstore's words
+# Causes in deltalake's words, and in obstore's, which `explain_error` expects.
+_CAUSES = {"operation timed out": "kind: Timeout", "client error (Connect)": "kind: Connect"}
 _GLOB_CHARACTERS = re.compile(r"[*?\[\]{}\\]")
 
 
 def check_root(uri: str) -> None:
-    """Raise ValueError if deltalake cannot use a folder: deltalake decodes names such as `a%20b`."""
+    """Raise ValueError if deltalake cannot use a folder because it decodes names such as `a%20b`."""
     if unquote(uri) != uri:
         raise ValueError(f"{uri} cannot be a lake: its path contains %, followed by two digits; use another folder")
 
@@ -51,7 +52,8 @@ def spark_pattern(uri: str) -> str:
 def native_filesystem(uri: str) -> pa_fs.FileSystem | None:
     """Return a folder as a file system of pyarrow's own; None for a bucket, which deltalake opens.
 
-    Pyarrow's threads may still close files of deltalake's file system while Python ends: the process would abort.
+    deltalake's file system is avoided, because pyarrow's threads may still close its files while Python ends, and this
+    aborts the process.
     """
     location = parse_location(uri)
     is_folder = location.scheme == FOLDER_SCHEME
@@ -59,9 +61,9 @@ def native_filesystem(uri: str) -> pa_fs.FileSystem | None:
 
 
 def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
-    """Return a folder or prefix as a file system of pyarrow, configured by the same variables.
+    """Return a folder or prefix as a file system of pyarrow, with `storage_options`; `sizes`: of files by path.
 
-    Files with a known size by path are opened without a request, in which deltalake would block all threads.
+    A file with a known size is opened without a request. During a request, deltalake would block all threads.
     """
     return pa_fs.PyFileSystem(DeltaStorageHandler(uri, storage_options(uri), sizes))
 

@@ -1,4 +1,4 @@
-"""A table of the lake: Spark's tasks write its Parquet files, deltalake commits them; only this package knows paths."""
+"""A table of the lake: Parquet files that Spark's tasks or pyarrow write, in versions that deltalake commits."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
@@ -56,7 +56,7 @@ class Table:
         self._store = store
         self._log = DeltaLog(store, spec.name, spec.schema, spec.partitions)
         self._files = ParquetFiles(store, spec)
-        self._readable: dict[int, DeltaTable] = {}  # of the loaded versions the newest ones
+        self._readable: dict[int, DeltaTable] = {}  # the newest of the loaded versions, which never change
 
     def head(self) -> TableHead:
         """Return the newest version, and the last ingest run in it."""
@@ -136,7 +136,7 @@ class Table:
         return self._merge(lambda: FileBatch(files), run, start_spark)
 
     def _merge(self, write: Callable[[], FileBatch], run: int, start_spark: Callable[[], SparkSession]) -> TableCommit:
-        compared: set[str] = set()  # paths of files that have no row of the batch
+        compared: set[str] = set()  # paths of files whose rows the batch has no longer
 
         def drop_present(table: DeltaTable, batch: FileBatch) -> FileBatch:
             unread: list[DataFile] = []
@@ -151,8 +151,8 @@ class Table:
     def replace(self, rows: DataFrame, dates: Collection[date] | None, *, base: int | None) -> TableCommit:
         """Replace all rows of these dates, or of the whole table if `dates` is None, in one commit.
 
-        Other dates have the rows of the version `base`: rows of a later version belong to a command that has not
-        published that version. Dates without new rows become empty. Raise ValueError if `rows` has other dates.
+        Other dates have the rows of the version `base`, since rows of a later version belong to a command that has not
+        published this later version. Dates without new rows become empty. Raise ValueError if `rows` has other dates.
         """
         self._check_writable(self._log.load())
         batch = self._files.write(rows, "replace")

@@ -23,7 +23,7 @@ from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
 from rota.pipeline.lake.storage import check_root
 from rota.pipeline.lake.table import Table
 
-OFFSET_BUCKETS = 16  # partitions of a day of lake/offsets: one task reads the groups of one bucket
+OFFSET_BUCKETS = 16  # partitions of a day of lake/offsets, by a hash of the group; a task reads one bucket
 
 
 def _with_columns(schema: StructType, **columns: DataType) -> StructType:
@@ -33,7 +33,6 @@ def _with_columns(schema: StructType, **columns: DataType) -> StructType:
     return extended
 
 
-# `digest` is the first 16 bytes of the SHA-256 of a journal line: merges compare it.
 _FILES = schemas.table_schema(
     key=StringType(),
     etag=StringType(),
@@ -44,7 +43,7 @@ _FILES = schemas.table_schema(
     last_at=TimestampType(),
     date=DateType(),
 )
-# Dictionaries of offsets themselves, which are nearly all different, would cost time and make files larger.
+# Columns with a dictionary in Parquet. Dictionaries of offsets, which are nearly all different, cost time and space.
 _OFFSETS_DICTIONARIES = (
     "group",
     "topics.key_value.key",
@@ -54,6 +53,7 @@ _OFFSETS_DICTIONARIES = (
 _OFFSETS = _with_columns(schemas.JOURNAL_SCHEMAS["offsets"], digest=BinaryType(), bucket=IntegerType())
 
 
+# `digest` is the first 16 bytes of the SHA-256 of a journal line; rows are compared by it.
 def _record_table(kind: str, schema: StructType) -> TableSpec:
     if kind == "offsets":
         return TableSpec(
@@ -83,7 +83,7 @@ TABLES = {spec.name: spec for spec in (*_INGESTED, *MARTS)}
 
 
 class Lake:
-    """A lake below a root, a folder or a bucket's prefix; raises ValueError if the root has the former layout."""
+    """A lake below a root, a folder or a bucket's prefix; raises ValueError if an early version of Rota wrote it."""
 
     def __init__(self, uri: str) -> None:
         self.store = open_store(uri)
@@ -114,7 +114,7 @@ class Lake:
             self.table(name).add_missing_columns()
 
     def _check_layout(self) -> None:
-        """Raise ValueError if the root has tables of the former layout, which only folders had."""
+        """Raise ValueError if the root has tables of an early version of Rota, which wrote only folders."""
         if parse_location(self.uri).scheme != FOLDER_SCHEME:
             return
         for name in ("_checkpoint", *schemas.JOURNAL_SCHEMAS, "quarantine"):

@@ -9,7 +9,7 @@ from rota.pipeline.replay.group_history import QueueMask, index_queues
 from rota.pipeline.replay.simulated_members import SimulatedMember
 from rota.pipeline.replay.traffic import TrafficModel
 
-IN_FLIGHT_SECONDS = 1.0  # seconds of a queue's arrivals that a member has started and not committed
+IN_FLIGHT_SECONDS = 1.0  # a member has started, and not committed, the messages that arrived in this time
 
 
 class ConsumerTracker:
@@ -33,10 +33,10 @@ class ConsumerTracker:
             return
         self._pause_queues(is_consumed & ~is_held)
         is_new = is_held & ~is_consumed
-        # Another member still consumes the queue, without a drain: its messages in flight are delivered again.
+        # Another member still consumes the queue. Since it does not drain, its messages in flight are delivered again.
         is_taken_over = is_new & (self.consumers >= 0)
         self._count_duplicates(is_taken_over)
-        is_resumed = is_new & ~np.isnan(self._paused_since)  # not so if taken over: such a queue has no pause
+        is_resumed = is_new & ~np.isnan(self._paused_since)  # a queue that is taken over has no pause
         self._ended_pause_seconds += self._seconds_paused(is_resumed)
         self._paused_since[is_new] = np.nan
         self.consumers[is_new] = member.index

@@ -27,9 +27,9 @@ from rota.timestamps import format_time
 
 STEP_SECONDS = 300.0  # seconds; within a step the arrival rate of a queue is constant
 MAX_HISTORY_SECONDS = 366 * 86400.0  # seconds of a history; all of its steps are in memory
-OWNERS_KNOWN_STEPS = 2  # from an `owners` record on, unless a handover follows before
+OWNERS_KNOWN_STEPS = 2  # steps from an `owners` record on in which owners count as known, if no handover follows
 QUEUE_ID_BITS = 32  # of a queue's id
-CAPACITY_HEADROOM = 1.1  # capacity of a member over its highest measured rate
+CAPACITY_HEADROOM = 1.1  # capacity of a member, as a multiple of the highest measured rate of a member
 
 # The records of which a history is built, by kind; it also needs samples of offsets.
 REPLAYED_KINDS: Mapping[str, type[Fact]] = {
@@ -68,7 +68,7 @@ class GroupHistory:
     spec: GroupSpec
     begins: float
     ends: float
-    document: Assignment
+    document: Assignment  # in force at the start
     changes: tuple[Change, ...]  # the first is the state at the start
     queues: tuple[Queue, ...]  # all queues that ever existed, sorted
     arrivals: Rates  # messages a second, by step and queue
@@ -87,10 +87,11 @@ def index_queues(queues: Sequence[Queue]) -> dict[Queue, int]:
 
 
 def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
-    """Sort a group's records by time; records of documents by generation, as the clocks of two leaders may differ.
+    """Sort a group's records by time; records with a generation by generation, as two leaders' clocks may differ.
 
-    A record's time is raised to that of the previous generation if its clock was behind. Generations start again when a
-    group is recreated. An `owners` record comes after the other records of its generation, which it sums up.
+    A record's time is raised to that of the previous generation if the writer's clock was behind. Generations start
+    again when a group is recreated. An `owners` record comes after the other records of its generation, which it sums
+    up.
     """
     by_time = sorted(facts, key=lambda fact: (fact.at, *_generation_order(fact)))
     documents = list(filter(_generation, by_time))
@@ -122,7 +123,7 @@ def _number_lives(documents: Iterable[Fact]) -> Iterator[tuple[int, Fact]]:
 
 
 def _generation(fact: Fact) -> int:
-    """Return the generation of a record's document; 0 if the record is not about a document, as `offsets`."""
+    """Return the generation of a record; 0 if it has none because it is not about an assignment, as `offsets`."""
     return getattr(fact, "generation", 0)
 
 
@@ -138,8 +139,8 @@ def build_history(
 ) -> GroupHistory:
     """Return the history of a group from its records and samples, each in order of time.
 
-    It begins with the first `owners` record, and ends with the last record or sample, unless `ends` is given. Earlier
-    samples tell the rates from the beginning on. Raise ValueError if the history cannot be replayed.
+    It begins with the first `owners` record, and ends with the last record or sample, unless `ends` is given. Samples
+    before the beginning are used for the rates at the beginning. Raise ValueError if the history cannot be replayed.
     """
     first_owners = next((fact for fact in facts if isinstance(fact, OwnersRecord)), None)
     if first_owners is None:
@@ -213,7 +214,7 @@ def _first_assignment(group: str, fact: OwnersRecord) -> Assignment:
 
 
 def _state_changes(group: str, first_owners: OwnersRecord, facts: Iterable[Fact]) -> Iterator[Change]:
-    """Yield the state at the start, then each different state, at the time of the record that has it."""
+    """Yield the state at the start, then each different state, with the time of the record that changes it."""
     present = _state_from_owners(group, first_owners)
     yield present
     for fact in facts:
@@ -243,7 +244,7 @@ def _state_from_owners(group: str, fact: OwnersRecord) -> Change:
 
 
 def _members_after(previous: Mapping[str, MemberPresence], fact: MembershipRecord) -> dict[str, MemberPresence]:
-    """Return the members of a record; it names no machine rooms, so those of the previous members stay."""
+    """Return the members of a record. It has no machine rooms, so members keep the rooms that they had."""
     rooms = {name: presence.room for name, presence in previous.items()}
     return {name: MemberPresence(pod.uid, pod.standing, rooms.get(name)) for name, pod in fact.members.items()}
 
@@ -289,7 +290,7 @@ def _measure_flows(samples: Samples, places: Places, queues: Sequence[Queue], st
 
 
 def _lag_at(at: float, times: Rates, lag: Rates) -> Rates:
-    """Return the lag of each queue at a time, from samples of it by record and queue; 0 if it is never known."""
+    """Return the lag of each queue at a time, between samples by record and queue; 0 if it is never known."""
     lag_at = np.zeros(lag.shape[1])
     for column in range(lag.shape[1]):
         is_known = ~np.isnan(lag[:, column])
@@ -301,7 +302,8 @@ def _lag_at(at: float, times: Rates, lag: Rates) -> Rates:
 def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) -> tuple[Rates, Rates]:
     """Return the last and the committed offsets, by record and queue; NaN: unknown, or nothing is committed."""
     keys = samples.place << QUEUE_ID_BITS | samples.queue
-    distinct, inverse = np.unique(keys, return_inverse=True)  # records repeat the same queues: look up each one once
+    # Records repeat the same queues, so look up each queue once.
+    distinct, inverse = np.unique(keys, return_inverse=True)
     index_of_queue = index_queues(queues)
     indexes = np.full(len(distinct), -1)  # of the distinct keys in `queues`; -1: the group does not consume the queue
     for number, key in enumerate(distinct.tolist()):
@@ -319,7 +321,7 @@ def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) ->
 
 
 def _cumulative_arrivals(ends: Rates) -> Rates:
-    """Return the cumulative arrivals at each sample; an end offset that falls belongs to a recreated topic."""
+    """Return the cumulative arrivals at each sample; a falling end offset counts as none: a new topic."""
     arrived: Rates = np.cumsum(np.maximum(np.diff(ends, prepend=ends[0]), 0.0))
     return arrived
 

@@ -30,7 +30,7 @@ from rota.spec import PolicySpec
 # Partitions are many and small, so that no core waits long for the last one.
 MIN_PARTITIONS_PER_CORE = 8
 GROUPS_PER_PARTITION = 16
-# Queues times changes: a replay of that size takes as long as those of some twenty usual groups.
+# Queues times changes. A replay of this size takes as long as the replays of about twenty usual groups.
 HEAVY_REPLAY_SIZE = 20_000
 
 _HISTORIES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=TEXT)
@@ -82,8 +82,8 @@ def _build_history_row(rows: GroupRows) -> dict[str, Any]:
 
 
 def _thin_samples(parts: Iterable[Samples]) -> Samples:
-    """Return the first sample, and the last of each step: others change nothing, as rates are constant within it."""
-    thinned = [part.thin(_STEP_MICROSECONDS) for part in parts]  # each fits in memory, but not all of them
+    """Return the first sample, and the last of each step; others change nothing, as rates are constant in a step."""
+    thinned = [part.thin(_STEP_MICROSECONDS) for part in parts]  # one part fits in memory, all parts may not
     return concatenate(thinned).thin(_STEP_MICROSECONDS) if thinned else _NO_SAMPLES
 
 
@@ -104,8 +104,9 @@ def replay_histories(histories: DataFrame, policies: Mapping[str, PolicySpec]) -
 def divide_replays(histories: DataFrame, policies: list[str]) -> DataFrame:
     """Divide the replays of persisted histories among partitions, as the column `policies` of each history.
 
-    All replays of a group belong together, but those of heavy ones, which several cores share. Spark starts partitions
-    in order, so the heavy ones come first.
+    A group has one row for all its replays, which share work. Only a group whose history is heavy (HEAVY_REPLAY_SIZE)
+    has a row for each policy, so that several cores replay it. Spark starts partitions in order, so heavy groups are
+    first.
     """
     min_partitions = MIN_PARTITIONS_PER_CORE * histories.sparkSession.sparkContext.defaultParallelism
     is_heavy = F.col("size") > HEAVY_REPLAY_SIZE
@@ -125,7 +126,7 @@ def _replay_batches(batches: Iterator[pa.RecordBatch], *, policies: TriedPolicie
 
 
 def replay_row(row: Mapping[str, Any], policies: TriedPolicies) -> Iterator[dict[str, Any]]:
-    """Yield the results of a row of `divide_replays`: those of its pickled history, or the problem of the group."""
+    """Yield the results for a row of `divide_replays`: of its pickled history, or the problem of the group."""
     if row["problem"]:
         for name in row["policies"]:
             yield {"group": row["group"], "policy": name, "problem": row["problem"], "series": []}

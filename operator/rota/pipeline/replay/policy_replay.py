@@ -11,8 +11,8 @@ from rota.spec import PolicySpec
 def replay_policies(history: GroupHistory, policies: Mapping[str, PolicySpec | None]) -> dict[str, MetricsRow]:
     """Return the results of each policy by its name; None stands for the recorded policies.
 
-    A policy that was in force during the whole history shares the replay of the recorded policies: another one would
-    have the same result.
+    A policy that was in force during the whole history shares the replay of the recorded policies, because a replay of
+    its own would have the same result.
     """
     first_policy = history.changes[0].policy
     is_only_policy = all(change.policy == first_policy for change in history.changes)

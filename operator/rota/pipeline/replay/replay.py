@@ -4,9 +4,10 @@
     arrival rates of the traffic model ─────┤
     reports of simulated members ───────────┴─> plan(snapshot, now) ──> document ──> members obey, drain, consume
 
-The planner runs after each event and, while a handover or a gate is pending, at the time that its last plan requested.
-Otherwise it does not run: it would return the same plan. Under a Balanced policy, queue weights are measured at every
-step and filtered as in the operator: they change only when a member's load has clearly changed.
+A *document* is an assignment, as the operator stores it in a ConfigMap. The planner runs after each event and, while a
+handover or a gate is pending, at the time that its last plan requested. At other times it would return the same plan.
+Under a Balanced policy, queue weights are measured at every step and filtered as in the operator: they change only when
+a member's load has clearly changed.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,14 +27,14 @@ from rota.planner.record import owners_of
 from rota.spec import PolicySpec
 from rota.weight_noise import Weights, filter_noise
 
-MIN_REPLAN_SECONDS = 0.05  # seconds: the shortest delay before the next plan
-# Plans since the last change; after that many the planner will not settle, so no more are scheduled.
+MIN_REPLAN_SECONDS = 0.05  # the shortest delay before the next plan
+# After so many plans without a change of the history, the planner will not settle, so no further plan is scheduled.
 MAX_PLANS_PER_CHANGE = 5_000
 
 WEIGHT_STRATEGY = "Balanced"  # the strategy that uses queue weights
 NO_WEIGHTS: Weights = {}
 
-# Gates that time alone does not open: another plan would give the same result.
+# Gates that time alone does not open, so another plan would have the same result.
 GATES_WITHOUT_TIMER = {
     Reason.NOTHING_WOULD_CHANGE,
     Reason.PAUSED,
@@ -109,8 +110,8 @@ class Replay:
     def _schedule_member_event(self, seconds: float, callback: Callable[[], None]) -> None:
         """Schedule an event that changes members' reports: that they obey a document, or end a drain.
 
-        A plan is due after it, unless every holder of a revoked queue is still draining: then the plan would change
-        nothing, and the event that ends the first of these drains schedules one.
+        The event schedules a plan, unless every holder of a revoked queue is still draining. Then a plan would change
+        nothing, and the event that ends the first of these drains schedules a plan.
         """
         self._pending_events += 1
 
@@ -134,7 +135,7 @@ class Replay:
             self._run_plan()
 
     def _schedule_next_plan(self, new_plan: Plan) -> None:
-        """Schedule the next plan if time alone may change its result; pending events of members schedule their own."""
+        """Schedule the next plan if time alone may change its result, unless a pending event will schedule one."""
         # A gate postpones moves of the plan (`hold`), and opens with time.
         is_gated = new_plan.hold is not None and new_plan.hold.reason not in GATES_WITHOUT_TIMER
         # Without a time limit, the planner requests the next plan only for the resync.

@@ -17,9 +17,9 @@ from rota.planner.moves import STRATEGY_FAILED_SUFFIX
 from rota.planner.record import holders_of
 from rota.weight_noise import Weights
 
-MIN_OWNED_FRACTION = 0.01  # fraction of the time: a queue with an owner for less counts as having none
+MIN_OWNED_FRACTION = 0.01  # of the time; a queue with an owner for less counts as having none
 POINT_SECONDS = 2 * STEP_SECONDS  # seconds between two points of a plot
-POLICY_FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # a policy's fields by the option of a strategy
+POLICY_FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # policy fields by the strategy's option
 
 SHARING_STATES = {"Ready", "Unready"}  # member states in which a member shares the queues
 
@@ -54,7 +54,7 @@ class ReplayMetrics:
         self._holders: Mapping[Queue, Holder] = holders_of(history.document)
         self._status: Mapping[str, Any] = {}
         self._is_retry = np.array([queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in history.queues])
-        # Of the queues that exist, without retry queues.
+        # Indexes of the queues that exist, without retry queues.
         self._weighed_indexes = np.flatnonzero(self.consumer_tracker.exists)
         self._measured_rates: Weights | None = None
         self._measured_step = -1  # the step of `_measured_rates`; -1: not measured
@@ -140,7 +140,7 @@ class ReplayMetrics:
     def _load_imbalance(self) -> float | None:
         """Return the busiest member's load (the arrivals of its queues) over the mean: 1 is even, None unknown."""
         step = self.traffic.step_at(self.traffic.now)
-        if step != self._imbalance_step:  # neither rates nor owners change within a step, unless a plan comes
+        if step != self._imbalance_step:  # within a step, only a plan changes it, and resets the step
             self._imbalance = self._compute_imbalance()
             self._imbalance_step = step
         return self._imbalance

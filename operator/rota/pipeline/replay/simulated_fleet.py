@@ -31,17 +31,17 @@ class SimulatedFleet:
         self.deleted_uids: frozenset[str] = frozenset()
         self._clock = clock
         self._metrics = metrics
-        self._schedule_event = schedule_event  # after some seconds; the event changes members' reports
+        self._schedule_event = schedule_event  # arguments: delay in seconds, and an event that changes members' reports
         self._on_obeyed = on_obeyed
         self._member_numbers = count()
 
     def apply_presences(self, presences: Mapping[str, MemberPresence], document: Assignment) -> None:
         """Start, change and end members so that exactly these exist, under the document that is in force.
 
-        The first members, at the start of the history, have obeyed it already.
+        At the start of the history, the members have already obeyed the document.
         """
         is_start = self._clock.now == self._clock.begins and not self.members
-        if is_start:  # a pod that the document names, and that does not exist, has ended before
+        if is_start:  # pods that the document names and that do not exist have ended earlier
             present_uids = {presence.uid for presence in presences.values()}
             self.deleted_uids = _uids_in(document) - present_uids
         for name, presence in presences.items():
@@ -67,7 +67,7 @@ class SimulatedFleet:
         share = document.members.get(member.name)
         if share and share.uid == member.uid and member.state != "Ended":
             revoked = document.releases_by_holder.get(member.holder, ())
-            # A member that still has to release queues has only obeyed the generation before.
+            # A member that still has to release queues has only obeyed the previous generation.
             member.obey(document.generation - 1 if revoked else document.generation, (*share.queues, *revoked))
             if member.may_consume:
                 self._metrics.consumer_tracker.update_consumer(member)
@@ -87,12 +87,12 @@ class SimulatedFleet:
             self._metrics.consumer_tracker.stop_consumer(member)
             self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
         elif previous in AWAY_STATES or previous == "Joining":
-            # It reads the document that was written meanwhile. Even if it has obeyed it, as a Joining member does, it
-            # starts to consume only now.
+            # The member reads the document that was written meanwhile. It starts to consume only now, even if it has
+            # obeyed the document already, as a Joining member does.
             self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document, is_repeat=True))
 
     def _end_member(self, member: SimulatedMember) -> None:
-        """End a member whose pod was deleted; without a drain before, its messages in flight come again."""
+        """End a member whose pod was deleted; unless it was drained, its messages in flight count as duplicates."""
         is_sudden = member.state not in AWAY_STATES and not member.has_drained
         self._metrics.consumer_tracker.stop_consumer(member, suddenly=is_sudden)
         self.deleted_uids |= {member.uid}
@@ -100,7 +100,7 @@ class SimulatedFleet:
         member.set_state("Ended", member.room, self._clock.now)
 
     def follow_document(self, document: Assignment) -> None:
-        """Schedule that members obey a new document, and drop deleted uids that it does not name."""
+        """Schedule that members obey a new document, and forget deleted uids that the document does not name."""
         followers = [member for member in self.members.values() if member.may_obey]
         self._schedule_event(OBEY_SECONDS, partial(self._obey_all, followers, document))
         self.deleted_uids &= _uids_in(document)  # the planner does not look up other uids
@@ -110,7 +110,7 @@ class SimulatedFleet:
             self._obey_document(member, document)
 
     def _obey_document(self, member: SimulatedMember, document: Assignment, *, is_repeat: bool = False) -> None:
-        """Let a member obey a document, unless it cannot or has a newer one; `is_repeat`: even if it has obeyed it."""
+        """Let a member obey a document, if it can and has obeyed no newer one; `is_repeat`: also the same one again."""
         is_present = self.members.get(member.name) is member
         has_obeyed = member.generation == document.generation and not is_repeat
         if not is_present or not member.may_obey or has_obeyed or member.generation > document.generation:
@@ -128,7 +128,7 @@ class SimulatedFleet:
             member.finish_drain(is_final=is_final)
 
     def is_only_draining(self, document: Assignment) -> bool:
-        """Whether every holder of a revoked queue is draining: until one of them ends, a plan would change nothing."""
+        """Whether every holder of a revoked queue is draining; until a drain ends, a plan would change nothing."""
         draining = {member.holder for member in self.members.values() if member.is_draining}
         return bool(document.releasing) and document.releases_by_holder.keys() <= draining
 

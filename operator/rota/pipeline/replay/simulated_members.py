@@ -7,7 +7,7 @@ from rota.planner import DecodedReport, PodSnapshot
 from rota.ranges import to_ranges
 from rota.reports import Report
 
-FOREVER_SECONDS = 1e9  # seconds: longer than any history
+FOREVER_SECONDS = 1e9  # longer than any history
 
 REACHABLE_BROKER = "a broker"  # a broker that every member reaches, except one in state CutOff
 AWAY_STATES = {"Ended", "Lost"}
@@ -18,7 +18,7 @@ class _SimulatedReport(DecodedReport):
     """A report with its sets of queues, so that the planner need not parse them from ranges."""
 
     held: frozenset[Queue] = field(kw_only=True)
-    working: frozenset[Queue] = field(kw_only=True)
+    working: frozenset[Queue] = field(kw_only=True)  # held queues, and those that are being drained
 
 
 @dataclass
@@ -31,7 +31,7 @@ class SimulatedMember:
     state: str
     room: str | None
     created_at: float
-    state_since: float  # time since when it has had its member state
+    state_since: float  # when its member state changed last
     generation: int = 0
     held: tuple[Queue, ...] = ()
     draining: tuple[Queue, ...] = ()
@@ -70,7 +70,7 @@ class SimulatedMember:
             self._cached_report = None
 
     def obey(self, generation: int, queues: tuple[Queue, ...]) -> tuple[Queue, ...]:
-        """Hold these queues; return the queues that it held before and now has to drain."""
+        """Hold `queues` from now on; return the queues that the member held before and has to drain now."""
         self.generation = generation
         self._cached_report = None
         self.draining = ()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rota.pipeline.replay.group_history import STEP_SECONDS, Rates
 
 Indexes = NDArray[np.intp]
-ROUNDING_STEPS = 1e-6  # steps: floats of seconds since 1970 are no more exact than that
+ROUNDING_STEPS = 1e-6  # a time in seconds since 1970, as a float, is exact to about this fraction of a step
 RATE_STEPS = 12  # steps over which a rate is measured: one hour, as in the operator
 
 

@@ -1,1 +1,1 @@
-"""Rows of the history as its fold takes them: records from Spark, samples from the lake's files by pyarrow."""
+"""Readers of a group's history in Python workers: records from Spark, samples from the lake's files by pyarrow."""

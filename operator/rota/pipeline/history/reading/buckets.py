@@ -39,7 +39,7 @@ class History(NamedTuple):
 def read_history(
     spark: SparkSession, lake: Lake, snapshot: LakeSnapshot, kinds: Collection[str], since: date | None = None
 ) -> History:
-    """Return the records of some kinds in a snapshot and its samples, or those of the day `since` and later days."""
+    """Return records of some kinds and all samples in a snapshot, or only from the day `since` on."""
     fit_partitions(spark, journal_bytes(lake, snapshot, since))
     records: dict[str, DataFrame] = {}
     for kind in kinds:

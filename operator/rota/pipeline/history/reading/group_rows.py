@@ -145,7 +145,7 @@ def _to_micros(times: Any) -> Integers:
 
 
 def _read_samples(rows: pa.RecordBatch, places: Places) -> Samples:
-    # `take` copies the rows: nested lists of a slice would start at an offset in shared buffers.
+    # `take` copies the rows, because nested lists of a slice start at an offset in shared buffers.
     indices = pa.array(np.arange(rows.num_rows))
     return _flatten(rows.column("at").take(indices), rows.column("topics").take(indices), places)
 

@@ -27,8 +27,8 @@ from rota.pipeline.lake.storage import native_filesystem, open_filesystem, stora
 from rota.pipeline.lake.tables import RECORD_TABLES, Lake
 
 KEY_COLUMNS = ("group", "at")
-MAX_BUFFERED_SAMPLES = 500_000  # of queues, in the batches of all runs that are merged
-MAX_SORTED_SAMPLES = 2_000_000  # in the part of an unsorted file that is sorted
+MAX_BUFFERED_SAMPLES = 500_000  # of single queues, in the batches of all sorted runs that are merged
+MAX_SORTED_SAMPLES = 2_000_000  # in each part of an unsorted file; a part is sorted in memory
 _MAX_BATCH_SAMPLES = 250_000
 _MAX_BATCH_ROWS = 65_536
 _MAX_DECODED_ROWS = 128  # at once: a row may have ten thousand samples, though most rows of its file have few
@@ -44,7 +44,7 @@ class SampleFiles:
     sizes_by_bucket: dict[int, dict[str, int]]
 
     def read(self, bucket: int, columns: Sequence[str]) -> Batches:
-        """Yield the rows of a bucket in order of group and time; columns are the keys, and maybe `topics`."""
+        """Yield rows of a bucket in order of group and time; `columns`: KEY_COLUMNS, with or without `topics`."""
         sizes = self.sizes_by_bucket.get(bucket, {})
         filesystem = native_filesystem(self.uri) or open_filesystem(self.uri, sizes)
         max_samples = min(_MAX_BATCH_SAMPLES, MAX_BUFFERED_SAMPLES // max(min(len(sizes), MAX_RUNS), 1)) or 1
@@ -104,7 +104,7 @@ class _OffsetsFile:
         self._filesystem = filesystem
 
     def read(self, columns: Sequence[str], max_samples: int) -> Batches:
-        """Yield the rows in the file's order, in batches of about so many samples of queues."""
+        """Yield the rows in the file's order, in batches of about `max_samples` samples of single queues."""
         with self._errors():
             file = pq.ParquetFile(
                 self._path, filesystem=self._filesystem, buffer_size=_READ_BUFFER_BYTES, pre_buffer=False
@@ -118,7 +118,7 @@ class _OffsetsFile:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn the errors of a file into sentences for users, which leave a Python worker as StoreError only."""
+        """Turn errors of a file into StoreError, the only error of a Python worker that the command line explains."""
         try:
             with storage_errors(self._uri):
                 yield
@@ -128,7 +128,7 @@ class _OffsetsFile:
 
 
 def _count_samples(metadata: pq.FileMetaData) -> int:
-    """Return the number of samples of queues: lists of them are the longest columns."""
+    """Return the number of samples of single queues: the length of the longest columns, which are lists of samples."""
     count = 0
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)

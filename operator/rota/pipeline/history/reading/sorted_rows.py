@@ -1,7 +1,8 @@
 """Merges rows of offsets in order of group and time, in memory that does not depend on their number.
 
-A *run* is a sequence of batches in that order. Ingest writes sorted files, each of which is a run. Compaction joins
-files one after the other: such a file is sorted in parts, and each part is a run in a local file.
+A *run* is a sequence of batches in order of group and time. Ingest writes sorted files, each of which is a run.
+Compaction puts files one after the other. So a compacted file is sorted in parts, and each part is a run in a local
+file.
 """
 
 import os
@@ -15,7 +16,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MAX_RUNS = 32  # that are merged at once: each has some megabytes in memory
+MAX_RUNS = 32  # so many are merged at once, since each has some megabytes in memory
 _ORDER = [("group", "ascending"), ("at", "ascending")]
 
 Batches = Iterator[pa.RecordBatch]
@@ -39,7 +40,7 @@ class RunFolder:
     """A temporary folder for runs."""
 
     def __init__(self) -> None:
-        # Spark names its folders for such data to Python workers.
+        # Spark passes its folders for temporary data to Python workers by this variable.
         spark_folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
         self._folder = tempfile.TemporaryDirectory(prefix="rota-runs-", dir=spark_folder or None)
         self._count = 0

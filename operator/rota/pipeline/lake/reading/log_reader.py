@@ -71,7 +71,7 @@ class LogReader:
             raise ValueError(f"{self.uri} was changed by another program, which uses {features}: Rota cannot read that")
 
     def _check_empty_commits(self, version: int) -> None:
-        """Raise ValueError if a commit is an empty file: deltalake reads such a file as a commit without changes.
+        """Raise ValueError if a commit is an empty file, which deltalake reads as a commit without changes.
 
         A power failure leaves such files in folders; buckets store objects as a whole.
         """

@@ -52,7 +52,7 @@ class MaintenanceSummary:
 
 
 def check_clock(store: ObjectStore, now: datetime) -> None:
-    """Raise ValueError if a time differs from the store's: files of running commands would look like old ones."""
+    """Raise ValueError if a time differs from the store's, since files of running commands could look old."""
     probe = f"{_PROBE_FOLDER}/{secrets.token_hex(_PROBE_BYTES)}"
     store.create(probe, b"")
     try:
@@ -122,7 +122,8 @@ class Maintenance:
         upkeep = self._summary.tables.setdefault(name, TableUpkeep())
         if version is None or "date" not in table.partitions:  # commands replace undated tables as a whole
             return None
-        # Without rows of a later run, a killed maintenance has made the unpublished versions. Marts have no runs.
+        # Unpublished versions without rows of a later run are of a killed maintenance; they are published now. Marts
+        # have no runs, so that their unpublished versions may be of any command.
         is_published = version == base.version(name)
         if not is_published and (name not in INGESTED_TABLES or head.run > base.run):
             self._summary.skipped.append(name)

@@ -22,7 +22,7 @@ class RemovedFiles(NamedTuple):
 def remove_unused_files(
     store: ObjectStore, name: str, needed: Collection[str], modified_before: datetime
 ) -> RemovedFiles:
-    """Remove unneeded files that were modified before a time: a command may be writing younger files.
+    """Remove unneeded files that were modified before a time, since a command may be writing younger files.
 
     Removed are files of expired versions, and orphans: files of killed commands, or of commands that lost a conflict.
     """
