@@ -22,7 +22,7 @@ from rota.object_store.location import Location
 REQUEST_SECONDS = 30.0  # for a whole request with its answer
 CONNECT_SECONDS = 5.0
 RETRIES = 3  # of a request that failed, where repeating it is safe
-RETRY_SECONDS = 60.0  # since the first attempt
+RETRY_SECONDS = 60.0  # since the first attempt; later, no further retry starts
 PART_BYTES = 8 * 2**20  # of a large object; a smaller one is stored by a single request
 CONCURRENT_PARTS = 4
 
@@ -31,7 +31,7 @@ class BucketStore:
     """Objects below a prefix of a bucket in S3, Google Cloud Storage or Azure."""
 
     def __init__(self, location: Location, *, request_seconds: float = REQUEST_SECONDS, retries: int = RETRIES) -> None:
-        """Connect at the first request. Raise ValueError if the environment's variables cannot be used."""
+        """Prepare the store without a request. Raise ValueError if the environment's variables cannot be used."""
         self.uri = location.uri
         self._scheme = location.scheme
         self._check_endpoint()
@@ -126,7 +126,7 @@ class BucketWriter(io.RawIOBase):
             self._upload = obstore.open_writer(store, key, buffer_size=PART_BYTES, max_concurrency=CONCURRENT_PARTS)
 
     def writable(self) -> bool:
-        """Whether it accepts content: always."""
+        """Return True: the writer accepts content."""
         return True
 
     def write(self, content: Any) -> int:

@@ -81,7 +81,7 @@ class FolderStore:
         return True
 
     def open_writer(self, key: str) -> BinaryIO:
-        """Open a new file under its final name: readers know it only when a commit names it."""
+        """Open a new file under its final name: readers open only files that a commit names."""
         path = self._path(key)
         for _ in range(_WRITER_ATTEMPTS):
             try:
@@ -139,7 +139,7 @@ def _read_regular(path: Path) -> bytes:
     descriptor = os.open(path, _READ_FLAGS)
     is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
     if not is_regular:
-        os.close(descriptor)  # of a folder, no file object can be made that would close it
+        os.close(descriptor)  # `os.fdopen` refuses a folder, and would not close the descriptor
         raise NotAnObjectError(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
         return file.read()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rota.model import single_line
 
 FOLDER_SCHEME = "file"
-_SCHEMES = {  # as users write them: as obstore and deltalake do
+_SCHEMES = {  # schemes that users, obstore and deltalake write, and our name of each
     "file": "file",
     "s3": "s3",
     "s3a": "s3",  # Spark's name of it

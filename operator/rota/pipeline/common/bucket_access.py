@@ -1,4 +1,4 @@
-"""A Spark session's access to buckets: the jars of their file systems, and the settings of S3's.
+"""A Spark session's access to buckets: the jars of their file systems, and the settings of the one for S3.
 
 Jars for S3 are named by Rota. Other buckets need jars that users give to spark-submit.
 """

@@ -36,7 +36,7 @@ def map_groups(
 ) -> DataFrame:
     """Return the rows that `map_group` makes of all rows of each group; it runs in Python workers.
 
-    Unlike `applyInArrow`, a batch has many groups: a batch for each small group would take several times as long.
+    A batch has many groups, because a batch for each small group, as in `applyInArrow`, takes several times as long.
     """
 
     def map_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

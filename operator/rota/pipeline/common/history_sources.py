@@ -1,10 +1,10 @@
-"""Where a group's history comes from; the namespaces of generated groups tell it."""
+"""Source of a group's history, which is known by the group's namespace."""
 
 from enum import StrEnum
 
 GENERATED_PREFIX = "synthetic-"
 _RATES_PREFIX = "synthetic-rates-"
-NAMESPACE_COUNT = 97  # namespaces of a generated journal: many groups share one, as in a real cluster
+NAMESPACE_COUNT = 97  # of a generated journal; few, so that many groups share one as in a real cluster
 
 
 class HistorySource(StrEnum):

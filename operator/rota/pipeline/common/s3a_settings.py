@@ -7,7 +7,7 @@ _DEFAULT_REGION = "us-east-1"  # as in obstore; the SDK would ask the metadata s
 _TRUE = {"1", "true", "yes", "on", "t", "y"}
 _DEFAULT_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _ANONYMOUS = "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
-# Variables that Python tasks of executors need, too. Credentials are not passed on: the cluster provides them.
+# Variables that Python tasks of executors need, too. Credentials are not passed on, since the cluster provides them.
 SHARED_VARIABLES = (
     *_ENDPOINTS,
     "AWS_REGION",
@@ -18,9 +18,9 @@ SHARED_VARIABLES = (
     "AWS_CONDITIONAL_PUT",
 )
 _FIXED = {
-    # The default stream needs a further jar, and prefetches objects of megabytes: most of ours are smaller.
+    # The default stream needs a further jar, and prefetches megabytes, although most of our objects are smaller.
     "fs.s3a.input.stream.type": "classic",
-    # Do not check whether a path is a folder, or lies below a file: a lake creates each object once, under a new name.
+    # No checks whether a path is a folder, or lies below a file, since a lake creates each object under a new name.
     "fs.s3a.performance.flags": "create,mkdir",
     "fs.s3a.connection.establish.timeout": "5s",
     "fs.s3a.connection.timeout": "60s",  # since the last byte

@@ -92,7 +92,7 @@ INTERVALS = table_schema(
     until=TIME,  # null: the member still owns the queue
     generation=COUNT,  # of the assignment that granted the queue
     forced=BooleanType(),
-    obeyed=TIME,  # when the member reported to follow that assignment; null: not recorded
+    obeyed=TIME,  # when the member reported that it follows this assignment; null: not recorded
     seconds=NUMBER,  # of the handover, from the revoke until `obeyed`; null: unknown, or the queue had no owner before
 )
 
@@ -121,9 +121,9 @@ ROLLUP = table_schema(
     lag_max=COUNT,
     delay_p50=NUMBER,
     delay_p99=NUMBER,
-    verdict_minutes=_by_name(NUMBER),
-    minutes_seen=NUMBER,
-    complete=BooleanType(),
+    verdict_minutes=_by_name(NUMBER),  # queue-minutes by lag state
+    minutes_seen=NUMBER,  # minutes with samples
+    complete=BooleanType(),  # whether no records of the hour are missing
 )
 
 RECORDED_POLICY = "recorded"  # name of the policy in force, next to the candidate policies
@@ -140,7 +140,7 @@ RESULTS = table_schema(
     forced=COUNT,  # queues granted without a release by the previous owner
     pause_seconds=NUMBER,  # seconds without delivery, summed over all queues
     pause_p99=NUMBER,  # 99th percentile of the seconds of single pauses
-    imbalance=NUMBER,  # message rate of the busiest member over the members' mean rate: mean over time
+    imbalance=NUMBER,  # mean over time of: rate of the busiest member over the members' mean rate
     imbalance_max=NUMBER,  # its highest value at any time
     idle_member_hours=NUMBER,
     unowned_queue_seconds=NUMBER,
@@ -192,9 +192,9 @@ BACKTEST = table_schema(
     change=BooleanType(),
     wrong=BooleanType(),  # the change cost more than none, or the advised policy could not be used
     best=TEXT,  # the policy that cost least in the second half
-    cost_recorded=NUMBER,  # these are costs in the second half
-    cost_advised=NUMBER,
-    cost_best=NUMBER,
-    costs=_by_name(NUMBER),  # by policy, of those that could be used
+    cost_recorded=NUMBER,  # cost of the recorded policy in the second half
+    cost_advised=NUMBER,  # cost of the advised policy in the second half
+    cost_best=NUMBER,  # cost of `best` in the second half
+    costs=_by_name(NUMBER),  # costs in the second half by policy, without unusable policies
     problem=TEXT,  # why the group could not be tested; null: none
 )

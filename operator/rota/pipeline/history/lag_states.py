@@ -151,7 +151,7 @@ def _judge(samples: Samples, columns: lag_columns.OffsetColumns, is_judged: Flag
 def _surely_keeps_up(samples: Samples, columns: lag_columns.OffsetColumns, lags: lag_columns.Offsets) -> Flags:
     """Return which samples certainly keep up: a lag of 0, a known previous lag, and no offset that went back lately."""
     has_previous = columns.previous_row >= 0
-    previous = np.maximum(columns.previous_row, 0)  # 0 is meaningless if there is no previous sample
+    previous = np.maximum(columns.previous_row, 0)  # without a previous sample, 0: its values are not used
     is_rewound = has_previous & (columns.committed_offset < columns.committed_offset[previous])
     rewound_at = samples.seconds[np.unique(samples.record[is_rewound])]
     last_rewound = np.searchsorted(rewound_at, samples.seconds, side="right") - 1

@@ -85,7 +85,7 @@ class HourMeasures:
             **_percentiles("lag", self.lags),
             "lag_max": max(self.lags, default=None),
             **_percentiles("delay", self.delays),
-            "verdict_minutes": minutes,  # minutes by lag state; the journal calls a lag state `verdict`
+            "verdict_minutes": minutes,  # queue-minutes; the journal calls a lag state `verdict`
             "minutes_seen": self.sampled_seconds / 60,
             "complete": self.complete,
         }

@@ -21,7 +21,8 @@ from rota.pipeline.lake.reading.log_reader import LogReader, first_line
 from rota.pipeline.lake.storage import storage_errors, storage_options
 
 APP = "ingest"  # name of the app transactions; their versions are the numbers of ingest runs
-# Snapshots name old versions, so deltalake must not remove their log files; `rota pipeline maintain` removes others.
+# Snapshots name old versions, so deltalake must not remove log files. `rota pipeline maintain` removes those that no
+# snapshot needs.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
 
 

@@ -136,7 +136,7 @@ class Table:
         return self._merge(lambda: FileBatch(files), run, start_spark)
 
     def _merge(self, write: Callable[[], FileBatch], run: int, start_spark: Callable[[], SparkSession]) -> TableCommit:
-        compared: set[str] = set()  # paths of files whose rows the batch has no longer
+        compared: set[str] = set()  # paths of files whose rows are no longer in the batch
 
         def drop_present(table: DeltaTable, batch: FileBatch) -> FileBatch:
             unread: list[DataFile] = []

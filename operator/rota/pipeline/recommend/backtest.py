@@ -114,7 +114,7 @@ class BacktestSummary(Struct, frozen=True, kw_only=True):
     longest: float = 0.0  # hours of the longest second half
     changes: int = 0  # groups that were advised to change
     wrong: int = 0  # changes that cost more than none, or to a policy that could not be used
-    unusable: int = 0  # the latter alone
+    unusable: int = 0  # changes to a policy that could not be used
     loss: float = 0.0  # points that wrong changes cost more than no change
     saved: float = 0.0  # points that the other changes saved
     recorded: float = 0.0

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from rota.kubectl_yaml import load_yaml
 from rota.model import single_line
 
-# Fraction of the cost: a smaller gain is within the model's error, so no change is recommended.
+# Fraction of the cost. A smaller gain is within the model's error, so no change is recommended.
 MIN_GAIN_FRACTION = 0.05
 LAG_UNIT_MESSAGES = 1000  # messages; a group with less lag keeps up
 

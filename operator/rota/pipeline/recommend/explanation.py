@@ -7,7 +7,7 @@ from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MEASURES
 
 MAX_NAMED_SAVINGS = 3  # savings named in a sentence
-MIN_DRAWBACK_FRACTION = 0.1  # fraction of the saved cost: a larger drawback is named, too
+MIN_DRAWBACK_FRACTION = 0.1  # of the saved cost; a larger drawback is named, too
 MAX_PROBLEM_CHARACTERS = 300  # shown of a problem
 
 CostRow = Mapping[str, Any]  # measures, costs and rank of one policy

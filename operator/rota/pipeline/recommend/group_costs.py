@@ -39,7 +39,7 @@ def compute_measures(result: PolicyRow) -> dict[str, Any]:
     doublings = [_count_doublings(result["lag_mean"]), _count_doublings(result["lag_peak"])]
     measures["imbalance"] = None if imbalance is None else imbalance - 1  # 1 is even
     measures["lag"] = None if None in doublings else sum(filter(None, doublings)) / 2
-    measures["lag_mean"] = result["lag_mean"]  # this and the next one are for reports, not for the cost
+    measures["lag_mean"] = result["lag_mean"]  # `lag_mean` and `lag_peak` are for reports, not for the cost
     measures["lag_peak"] = result["lag_peak"]
     row: dict[str, Any] = {}
     for name in ("group", "policy", "strategy", "problem"):

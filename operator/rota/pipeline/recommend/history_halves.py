@@ -3,9 +3,9 @@
     first half:   begins ──────> cut      replayed under the recorded policies, this gives owners and lag at the cut
     second half:                 cut ──────> ends
 
-Each half is a history of its own: the second starts with the members, queues, owners and lag that the first one ends
-with. The capacity of a member is that of the whole history in both halves, for every policy: it belongs to the model,
-and a history does not keep what it was measured from.
+Each half is a history of its own: the second one starts with the members, queues, owners and lag with which the first
+one ends. Both halves have the capacity of a member that was measured in the whole history, because a history does not
+contain the samples from which the capacity could be measured again.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 
-MIN_HALF_STEPS = 12  # steps: advice from less than an hour, or tested for less, says nothing
+MIN_HALF_STEPS = 12  # one hour, since advice from a shorter half, or tested on one, says nothing
 
 
 class HistoryHalves(NamedTuple):

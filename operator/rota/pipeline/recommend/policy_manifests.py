@@ -47,7 +47,7 @@ def build_manifest(name: str, policy: PolicySpec, namespace: str | None = None) 
 
 
 def patch_command(group: str, policy: str) -> str | None:
-    """Return the kubectl command for a group, None without valid names: only those need no quotes in a shell."""
+    """Return the kubectl command for a group; None if its name is not valid, and might need quotes in a shell."""
     if not (location := parse_group_name(group)):
         return None
     patch = json.dumps({"spec": {"policyRef": {"name": policy}}}, separators=(",", ":"))
@@ -62,7 +62,7 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
     check_policy_names(policies)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.yaml"):
-        # A file with a policy's name is ours even without the line: it would be replaced by a recommendation.
+        # A file with a policy's name is removed even without this line, since a recommendation would replace it.
         if old.stem in policies or old.read_bytes().startswith(MANIFEST_FIRST_LINE.encode()):
             old.unlink()  # a manifest of an earlier run, which this run may not recommend
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")

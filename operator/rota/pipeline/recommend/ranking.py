@@ -91,7 +91,7 @@ def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> 
 
 def _sum_columns() -> list[Column]:
     added = ["cost", *COST_COLUMNS, "moves", "pause", "duplicates", "idle", "unowned", "lag_mean"]
-    used_strategies = F.collect_set(F.when(F.col("is_usable"), F.col("values.strategy")))  # a few: there are nine
+    used_strategies = F.collect_set(F.when(F.col("is_usable"), F.col("values.strategy")))  # at most nine
     return [
         F.array_sort(used_strategies).alias("strategies"),
         F.count_if(F.col("is_usable")).alias("usable"),  # number of groups

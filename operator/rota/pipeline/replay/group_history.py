@@ -290,7 +290,7 @@ def _measure_flows(samples: Samples, places: Places, queues: Sequence[Queue], st
 
 
 def _lag_at(at: float, times: Rates, lag: Rates) -> Rates:
-    """Return the lag of each queue at a time, between samples by record and queue; 0 if it is never known."""
+    """Return the lag of each queue at a time, interpolated between its samples; 0 if it is never known."""
     lag_at = np.zeros(lag.shape[1])
     for column in range(lag.shape[1]):
         is_known = ~np.isnan(lag[:, column])
@@ -321,7 +321,7 @@ def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) ->
 
 
 def _cumulative_arrivals(ends: Rates) -> Rates:
-    """Return the cumulative arrivals at each sample; a falling end offset counts as none: a new topic."""
+    """Return the cumulative arrivals at each sample. If the topic was recreated, its end offset falls: no arrivals."""
     arrived: Rates = np.cumsum(np.maximum(np.diff(ends, prepend=ends[0]), 0.0))
     return arrived
 

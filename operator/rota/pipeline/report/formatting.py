@@ -9,7 +9,7 @@ from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.report.plots import format_number
 
 AS_MUCH = "as much"
-MIN_CHANGE_FRACTION = 0.01  # fraction of a measure: smaller changes are not improvements or drawbacks
+MIN_CHANGE_FRACTION = 0.01  # of a measure; a smaller change is neither an improvement nor a drawback
 _UNIT_SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # the largest first
 
 

@@ -124,7 +124,7 @@ def _scope_sentence(data: Findings) -> str:
 
 
 def _origin_notice(data: Findings) -> Iterator[str]:
-    """Yield a notice if histories are generated: the report recommends nothing for real groups then."""
+    """Yield a notice if histories are generated, since then the report recommends nothing for real groups."""
     if data.scope.generated:
         every = "All" if data.scope.generated == data.scope.groups else f"{data.scope.generated:,} of the"
         yield f'<p class="notice">{every} groups are synthetic: their history is generated, not recorded.</p>'

@@ -32,11 +32,11 @@ def persist_table(_name: str, rows: DataFrame) -> DataFrame:
 
 
 class ReportExtras(NamedTuple):
-    """Parts of the report that need more than a simulation; each is left out without its input."""
+    """Parts of the report that need more than a simulation; without its input, a part is left out."""
 
-    page_url: str | None = None  # of the operator's page, and of Grafana: base URLs for links to each advised group
-    board_url: str | None = None
-    earlier: EarlierAdvice | None = None  # not a table that this recommendation replaces
+    page_url: str | None = None  # base URL of the operator's page, for links to each advised group
+    board_url: str | None = None  # base URL of Grafana, for links to each advised group
+    earlier: EarlierAdvice | None = None  # of a version that stays readable after this recommendation
     backtest: DataFrame | None = None  # BACKTEST, of the same policies
 
 

@@ -74,7 +74,7 @@ def _write_groups(
             records += len(lines)
     journal = open_store(journal_uri)
     for hour, content in segments.items():
-        # Each task has segments of its own: its first group stands in for the pod's uid.
+        # Each task has segments of its own, because their names have the task's first group in place of a pod's uid.
         create_same(journal, SegmentName(hour, POD, f"{numbers[0]:06d}", START, 0).key, bytes(content))
     yield pa.RecordBatch.from_pydict({"groups": [len(numbers)], "records": [records]})
 

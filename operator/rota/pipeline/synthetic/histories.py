@@ -28,7 +28,7 @@ USUAL_PEAK_QUANTILE = 0.99
 
 _POLICY_BODIES: tuple[Mapping[str, object], ...] = (
     {"strategy": "Averagely"},
-    {"strategy": "Averagely"},  # twice: it is as frequent as both Sticky policies together
+    {"strategy": "Averagely"},  # twice, so that it is as frequent as both Sticky policies together
     {"strategy": "AveragelyByCircle"},
     {"strategy": "Sticky"},
     {"strategy": "Sticky", "budget": {"maxMoves": 10, "per": "1m"}},
@@ -66,7 +66,7 @@ class SyntheticFleet:
         self.changes.append((at, dict(self.members)))
 
     def has_changed_since(self, at: float) -> bool:
-        """Whether a change is recorded at this time or later: an earlier event lasts until then."""
+        """Whether a change is recorded at `at` or later, so that an earlier event is not over at this time."""
         return bool(self.changes) and self.changes[-1][0] >= at
 
     def terminate_pod(self, name: str, at: float) -> float:
@@ -187,8 +187,8 @@ def generate_history(
 ) -> GroupHistory:
     """Return the history of a group; group 0 has `largest` queues, unless that is 0.
 
-    A `kind` replaces some values after they were drawn: so the other random values are the same as without it. With
-    `rates`, messages arrive as in recorded traces, and the group's namespace says so.
+    A `kind` replaces some random values after they were drawn, so that all other values are the same as without a
+    `kind`. With `rates`, messages arrive as in recorded traces, and the group's namespace says so.
     """
     rng = np.random.default_rng((seed, number))
     is_largest = largest and number == 0
@@ -219,7 +219,7 @@ def build_fleet_history(
 ) -> GroupHistory:
     """Return the history of a fleet. It starts settled; a member's capacity is 1.5 times what it needs at peak.
 
-    The peak is that of all steps but the highest, of which a fraction of 1 - `sizing_quantile` is ignored.
+    The peak is the quantile `sizing_quantile` of the message rates: higher ones are ignored.
     """
     queues, arrivals = traffic
     group = fleet.group

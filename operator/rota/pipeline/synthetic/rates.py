@@ -49,7 +49,7 @@ class RecordedRates(NamedTuple):
     """Traces for generated groups."""
 
     traces: Sequence[RateTrace]
-    scale: float = 1.0  # all rates are multiplied by it
+    scale: float = 1.0  # factor of all rates
 
 
 def read_rates(path: Path, scale: float = 1.0) -> RecordedRates:
@@ -86,11 +86,11 @@ def _parse_traces(lines: Iterable[bytes], path: Path) -> Iterator[RateTrace]:
 def trace_rates(trace: RateTrace, begins: float, steps: int, first_day: int) -> Rates:
     """Return messages a second in each step from `begins` on, as in the trace from the same time of day on.
 
-    `first_day` chooses the day of the trace, of which it has at least one; a history that is longer than the trace
-    repeats it, from the same time of day on.
+    `first_day` chooses the day of the trace at which to begin. A history that is longer than the trace repeats the
+    trace, from the same time of day on.
     """
     whole_days = max(1, int(trace.seconds // DAY_SECONDS))
-    period = min(whole_days * DAY_SECONDS, trace.seconds)  # a trace of less than a day repeats without this alignment
+    period = min(whole_days * DAY_SECONDS, trace.seconds)  # a trace of less than a day repeats at another time of day
     offset = (begins - trace.start_seconds) % DAY_SECONDS + first_day % whole_days * DAY_SECONDS
     edges = offset + STEP_SECONDS * np.arange(steps + 1)
     trace_edges = trace.step_seconds * np.arange(len(trace.values) + 1)

@@ -27,7 +27,7 @@ EXAMPLE_SEGMENT = "date=2026-11-21/08-NAME.jsonl.gz"
 class OpenedLake:
     """A lake and the snapshot that a command reads.
 
-    Only a command that reads the newest snapshot writes marts: others would replace newer results by older ones.
+    Only a command that reads the newest snapshot writes marts. Others would replace newer results by older ones.
     """
 
     def __init__(self, lake: Lake, snapshot: LakeSnapshot, *, is_newest: bool) -> None:
@@ -38,7 +38,7 @@ class OpenedLake:
         self.rows: dict[str, int] = {}  # number of written rows, by mart
 
     def read(self, spark: "SparkSession", name: str) -> "DataFrame":
-        """Return the rows of a table in the snapshot, without those that this command writes."""
+        """Return the rows of a table in the snapshot, without rows that this command has written since."""
         return self.lake.read(spark, self.snapshot, name)
 
     def written_at(self, name: str) -> datetime | None:
@@ -46,7 +46,7 @@ class OpenedLake:
         return self.lake.table(name).written_at(self.snapshot.version(name))
 
     def first_day(self, days: int | None) -> date | None:
-        """Return the first of the history's last days; None: its first one."""
+        """Return the first of the last `days` days of the history; None: use all days."""
         return first_day(self.lake, self.snapshot, days) if days else None
 
     def days_since(self, since: date | None) -> Collection[date] | None:
@@ -66,7 +66,7 @@ class OpenedLake:
         return table.read(rows.sparkSession, version)
 
     def count_gaps(self, days: int | None) -> int:
-        """Return the number of records of lost records, of the history's last days or of all."""
+        """Return the number of `gap` records, which report lost records, in the last `days` days; None: in all days."""
         return self.lake.table(GAP).count(self.snapshot.version(GAP), self.first_day(days))
 
     def publish(self) -> LakeSnapshot:
@@ -87,7 +87,7 @@ class NothingToReadError(Exception):
 
 
 def open_lake(uri: str) -> Lake:
-    """Return a lake; raise ValueError if its folder has the former layout, or other files."""
+    """Return a lake; raise ValueError if an early version of Rota wrote it, or if its folder has other files."""
     lake = Lake(uri)
     location = parse_location(lake.uri)
     if location.scheme == FOLDER_SCHEME:
@@ -109,7 +109,7 @@ def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> Ope
     if not newest.number:
         ingest = f"`rota pipeline ingest {lake.uri}` makes one from a journal"
         raise NothingToReadError(f"{lake.uri} has no snapshot yet; {ingest}")
-    # Not read again: a snapshot that is published meanwhile would make this one an older one.
+    # Do not read the newest snapshot twice: if another one is published in between, this command writes no marts.
     snapshot = newest if number is None and as_of is None else lake.snapshot(number, as_of)
     check_history(lake, snapshot)
     created_at = snapshot.created_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -118,7 +118,7 @@ def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> Ope
 
 
 def open_journal(lake: Lake, uri: str | None) -> ObjectStore:
-    """Return the store of a journal, by default that in the lake."""
+    """Return the store of a journal, by default the one in the lake; raise NothingToReadError if it has no segment."""
     journal = open_store(uri or f"{lake.uri}/{JOURNAL}")
     if any(segment_hour(listed.key) for listed in journal.list_objects()):
         return journal

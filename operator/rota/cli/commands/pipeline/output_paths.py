@@ -31,7 +31,7 @@ def check_report_folder(to: str, lake: str) -> None:
 
 
 def check_own_folder(folder: Path) -> None:
-    """Raise ValueError if a folder has other files and no snapshots: a lake needs a folder of its own."""
+    """Raise ValueError if a folder has other files and no snapshots, since a lake needs a folder of its own."""
     if (folder / "_rota").is_dir() or not folder.is_dir():
         return
     for name in sorted(path.name for path in folder.iterdir()):

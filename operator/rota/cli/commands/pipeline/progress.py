@@ -9,7 +9,7 @@ from typing import Self
 
 from rota.cli.console.output import sanitize_line
 
-QUIET_SECONDS = 10.0  # seconds without messages if standard error is no terminal: short runs need none in a log
+QUIET_SECONDS = 10.0  # if standard error is no terminal, a shorter run logs no messages
 
 
 class Progress:

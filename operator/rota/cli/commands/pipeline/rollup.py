@@ -42,10 +42,10 @@ def rollup(
 def read_reports(
     spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None, reports: Sequence[HistoryReport]
 ) -> "DataFrame":
-    """Return the rows of reports on the history's last days; a rollup may have earlier hours, too."""
+    """Return the rows of reports on the last `days` days; a rollup also has hours of the day before."""
     progress("reading the history")
     first_day = opened.first_day(days)
-    # Include the day before: it shows the owners at the start of the first hour.
+    # Include the day before, because its records show the owners at the start of the first hour.
     since = first_day - timedelta(days=1) if first_day and HistoryReport.ROLLUP in reports else first_day
     history = read_history(spark, opened.lake, opened.snapshot, HISTORY_KINDS, since)
     return compute_history(history._replace(audited_since=first_day), reports)
@@ -73,7 +73,7 @@ def _print_rollup(rows: list[dict[str, Any]] | None, output: str) -> None:
 def timeline(
     spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
-    """Write all intervals and violations of ownership, print the latter, and exit with 1 if the operator was wrong."""
+    """Write intervals and violations, print the violations, and exit with 1 if one is an error of the operator."""
     violations = write_audit(
         progress, read_reports(spark, progress, opened, days, [HistoryReport.AUDIT]).persist(), opened
     )
@@ -93,7 +93,7 @@ def timeline(
 
 
 def write_audit(progress: Progress, reports: "DataFrame", opened: OpenedLake) -> "DataFrame":
-    """Write the marts intervals and violations from reports, which are read twice, and return the latter."""
+    """Write the marts intervals and violations, and return the violations. `reports` is evaluated twice: persist it."""
     progress("computing owners, and writing")
     opened.write("marts/intervals", select_intervals(reports))
     return opened.write("marts/violations", select_violations(reports))

@@ -15,7 +15,7 @@ from pathlib import Path
 from rota.object_store import FolderStore, StoreError
 from rota.object_store.segments import segment_hour
 
-SCANS_PER_LIMIT = 50  # the folder is listed whenever this fraction of its limit was written
+SCANS_PER_LIMIT = 50  # the folder is listed whenever a fiftieth of its limit was written
 DRAFT_SECONDS = 3600.0  # a draft of this age was left by a killed process
 
 _DRAFT = re.compile(r"\.[0-9a-f]{16}\.draft")  # as FolderStore names them

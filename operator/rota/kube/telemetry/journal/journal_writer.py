@@ -23,12 +23,12 @@ from rota.timestamps import format_time
 STDOUT = "-"
 DEFAULT_LIMIT = "8Gi"
 MIN_LIMIT_BYTES = 2**20
-MAX_LIMIT_BYTES = 2**60  # no disk is so large: a larger value is a typing error
+MAX_LIMIT_BYTES = 2**60  # a larger value is a typing error, since no disk is so large
 MAX_QUEUED_VALUES = 1_000_000  # values in records that wait for a slow disk: about 60 MB
 MAX_BATCH_RECORDS = 200  # records in one write
-RETRY_SECONDS = 5.0  # after a failed write, for which records are dropped without a try
+RETRY_SECONDS = 5.0  # after a failed write; meanwhile, records are dropped without an attempt
 CLOSE_SECONDS = 10.0  # for the last records when the operator ends
-CLOSE_WRITE_SECONDS = 5.0  # of these, until the last records are in the spool
+CLOSE_WRITE_SECONDS = 5.0  # part of CLOSE_SECONDS: until the last records are in the spool
 
 JournalRecord = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ class _Output(Protocol):
         """Complete all lines, after the last one."""
 
     def close(self, seconds: float) -> None:
-        """Store the completed lines, for at most so long; from another thread, also if `finish` has not returned."""
+        """Store the completed lines in at most `seconds`; called by another thread, maybe before `finish` returns."""
 
 
 class _StdoutOutput:
@@ -78,7 +78,7 @@ class _StdoutOutput:
     name = "The journal on standard output"
 
     def __init__(self) -> None:
-        # An operator without a journal starts although its standard output is closed.
+        # -1: an operator without a journal starts even if its standard output is closed.
         self._appender = LineAppender(sys.stdout.fileno() if sys.stdout else -1)
 
     def append(self, _hour: str, lines: bytes) -> None:
@@ -162,7 +162,7 @@ class Journal:
             return
         values = sum(map(_count_values, queued))
         with self._condition:
-            # Records that exceed the limit alone are queued if no others wait: they could never be written otherwise.
+            # Records that exceed the limit alone are queued if no others wait, since otherwise they are never written.
             is_full = self._unwritten_values > 0 and self._unwritten_values + values > MAX_QUEUED_VALUES
             is_dropped = self._closing or is_full
             if not is_dropped:
@@ -191,7 +191,7 @@ class Journal:
             idle_seconds = self._close_due()
             with self._condition:
                 drops = self._unreported_drops
-                # While drops are unreported, stop waiting after a while: the gap record needs no other record.
+                # While drops are unreported, wait only for a while: a gap record is written even without other records.
                 self._condition.wait_for(
                     lambda: self._queued or self._closing or self._unreported_drops > drops,  # noqa: B023 - used at once
                     RETRY_SECONDS if drops else idle_seconds,
@@ -216,7 +216,7 @@ class Journal:
             return RETRY_SECONDS
 
     def _write_batches(self, records: list[JournalRecord], *, is_last: bool) -> None:
-        """Write records in batches, the first with a gap record. After any error its batch is dropped."""
+        """Write records in batches, the first with a gap record. A batch is dropped if writing it fails."""
         for start in range(0, max(len(records), 1), MAX_BATCH_RECORDS):
             batch = records[start : start + MAX_BATCH_RECORDS]
             dropped = self._unreported_drops if start == 0 else 0
@@ -228,7 +228,7 @@ class Journal:
                     self._note_dropped(str(batch[0].get("at", "")), len(batch), repr(error))
 
     def _write_batch(self, records: list[JournalRecord], *, dropped: int = 0, is_forced: bool = False) -> None:
-        """Write records, and a `gap` record of `dropped` ones; soon after a failure, only if `is_forced`."""
+        """Write records, and a `gap` record if some were dropped; until `_retry_at`, drop them unless `is_forced`."""
         record_lines = self._encode_records(records)
         gap_lines = self._encode_records([self._gap_record(dropped)]) if dropped else []
         lines = record_lines + gap_lines
@@ -242,7 +242,8 @@ class Journal:
                 was_logged, self._is_failure_logged = self._is_failure_logged, False
             if was_logged:
                 _log.warning("The journal is writable again; %d records were dropped", dropped)
-        # The unwritten lines are the last ones. A gap line among them is not lost: the next batch counts again.
+        # The unwritten lines are the last ones. A gap record among them does not count as lost, since a later one
+        # reports the same drops.
         lost = record_lines[len(lines) - unwritten :]
         if lost:
             self._note_dropped(min(line.at for line in lost), len(lost), reason)
@@ -281,7 +282,8 @@ class Journal:
     def _note_dropped(self, at: str, count: int, reason: str, *, reported: int = 0) -> None:
         """Count dropped records; log the first reason since records could be written.
 
-        `reported` records were counted before, but the gap record that reported them is dropped, too.
+        `reported` records were counted earlier. They are reported again, because the gap record that reported them is
+        dropped, too.
         """
         with self._condition:
             self._first_drop_at = min(at, self._first_drop_at) if self._unreported_drops else at

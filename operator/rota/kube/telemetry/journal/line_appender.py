@@ -20,7 +20,7 @@ class LineAppender:
 
     def append(self, lines: bytes) -> None:
         """Write lines, by one system call if that accepts all bytes; raise WriteFailedError with the failed lines."""
-        prefix = b"\n" if self._is_torn else b""  # ends the torn line first
+        prefix = b"\n" if self._is_torn else b""  # ends the line that was cut off
         data = prefix + lines
         remaining = memoryview(data)
         try:

@@ -25,15 +25,15 @@ class OffsetRecorder:
         self._last_recorded_at: dict[ObjectKey, float] = {}
 
     async def build_due_records(self, keys: Iterable[ObjectKey], now: float) -> list[JournalRecord]:
-        """Return records of those of `keys` that had none in the last minute, unless their lag is unknown."""
+        """Return a record for each group of `keys` that had none in the last minute, unless its lag is unknown."""
         recent = {key: at for key, at in self._last_recorded_at.items() if now < at + RECORD_INTERVAL_SECONDS}
         due = [key for key in keys if key not in recent]
-        # Before the await: the poll of another broker may end during it, with the same groups.
+        # Set before the await, since during it the poll of another broker, with the same groups, may end.
         self._last_recorded_at = recent | dict.fromkeys(due, now)
         built = await asyncio.to_thread(self._build_records, due)
         for key, record in zip(due, built, strict=True):
             if record is None:
-                self._last_recorded_at.pop(key, None)  # its lag is unknown: it is due again at the next poll
+                self._last_recorded_at.pop(key, None)  # its lag is unknown, so it is due again at the next poll
         return [*filter(None, built)]
 
     def _build_records(self, keys: Iterable[ObjectKey]) -> list[JournalRecord | None]:
@@ -49,11 +49,12 @@ def _build_record(key: ObjectKey, lag: GroupLag) -> JournalRecord | None:
     for (topic, broker), queues in groupby(sorted(samples), key=lambda queue: (queue.topic, queue.broker)):
         topics.setdefault(topic, {})[broker] = _columns(queues, samples)
     at = format_time(lag.sampled_at)
-    return journal_record("offsets", "/".join(key), at, topics=topics, verdicts=dict(lag_states))  # a frozen name
+    # `verdicts` is the journal's frozen name of lag states.
+    return journal_record("offsets", "/".join(key), at, topics=topics, verdicts=dict(lag_states))
 
 
 def _is_position_known(sample: QueueLag) -> bool:
-    """Whether the queue and the group's position are known; without a commit, the lag is counted from its start."""
+    """Whether the queue's end and the group's position are known: its commit, or the start from which lag counts."""
     has_position = sample.committed is not None or sample.lag is not None
     return has_position and sample.max_offset is not None
 

@@ -1,7 +1,7 @@
 """Makes the journal records that plans do not contain: obeyed grants, ended rebalances, redeliveries, and ownership.
 
-A group's full ownership is recorded when an operator starts to record the group, once an hour, and after each break in
-the generations.
+The owners of all queues of a group are recorded when an operator starts to record the group, once an hour, and when the
+assignment does not follow from the last recorded one.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ HOUR_CHARACTERS = len("2026-11-21T08")  # of a timestamp
 
 class _HourAndGeneration(NamedTuple):
     hour: str  # the UTC hour of a group's last reconcile
-    generation: int  # of its assignment then
+    generation: int  # of the assignment at this reconcile
 
 
 class _RedeliveryOrigin(NamedTuple):
@@ -70,10 +70,10 @@ class JournalRecorder:
 
 
 def _is_generation_gap(last_generation: int, document: Assignment) -> bool:
-    """Whether plan records do not lead from that generation to this document, so that readers need all owners again."""
+    """Whether plan records do not lead from `last_generation` to the document, so that readers need all owners."""
     if document.generation == last_generation:
         return False
-    # A document with a barrier of its own generation was rebuilt: it does not follow from the previous owners.
+    # A document with a barrier of its own generation was rebuilt, so it does not follow from the previous owners.
     return document.generation != last_generation + 1 or document.barrier == document.generation
 
 

@@ -20,9 +20,9 @@ from rota.kube.telemetry.journal.spool import Spool
 from rota.object_store import FolderStore, ObjectStore, StoreError, open_store
 from rota.object_store.segments import SegmentName
 
-HIDDEN_SPOOL = ".spool"  # in a folder
-SPOOL_PARTS = 10  # of a folder's limit, a tenth is for the spool
-CHECK_SECONDS = 5.0  # for the disk to respond at start
+HIDDEN_SPOOL = ".spool"  # in the journal's folder
+SPOOL_PARTS = 10  # a tenth of a folder's limit is for the spool
+CHECK_SECONDS = 5.0  # to wait for the disk at start
 TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _check_folders(store: ObjectStore, spool: Path) -> None:
 
 
 def _check_own(folder: Path) -> None:
-    """Raise ValueError if another user could change a folder: everyone may write to /tmp."""
+    """Raise ValueError if another user could change a folder in /tmp, where everyone may create folders."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         is_own = not folder.is_symlink() and folder.stat().st_uid == os.getuid()
@@ -148,7 +148,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _check_locks(option: str, folder: Path) -> None:
-    """Raise ValueError if files cannot be locked in a folder: another process would store its segments, too."""
+    """Raise ValueError if files cannot be locked in a folder, since two processes could store the same segments."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:

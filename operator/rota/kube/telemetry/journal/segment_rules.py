@@ -10,7 +10,7 @@ from rota.object_store.segments import SUFFIX, SegmentName, parse_segment
 
 SEGMENT_SECONDS = 60.0  # from a segment's first record until it is shipped
 SEGMENT_BYTES = 16 * 2**20  # a segment that reaches this size is shipped at once
-SEGMENTS_PER_LIMIT = 50  # with a small limit, a segment closes at this fraction of it instead of at SEGMENT_BYTES
+SEGMENTS_PER_LIMIT = 50  # with a small limit, a segment closes at a fiftieth of it instead of at SEGMENT_BYTES
 MAX_OPEN_SEGMENTS = 4  # one for each hour; after a clock was changed, records of several hours are written
 RETRY_SECONDS = 5.0  # pause after the first failure; it doubles with each further one
 MAX_RETRY_SECONDS = 60.0  # longest pause
@@ -129,7 +129,7 @@ def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
     reported = 0
     times = [segment.since] if segment.since else []
     for line in lines.splitlines():
-        # Decode only gaps, and lines until a time is known: decoding all lines is slow.
+        # Decode only gaps, and lines until a time is known, since decoding all lines is slow.
         fields = _decode_fields(line) if _GAP in line or not times else _NO_FIELDS
         if fields.missing is None:
             own += 1
@@ -151,7 +151,7 @@ def spool_file(name: SegmentName) -> str:
 
 def spool_folder(name: SegmentName) -> str:
     """Return the name of a process' folder in the spool, such as rota-0-1a2b3c-20261121T075812Z."""
-    key = name._replace(hour="2026-01-01T00", sequence=0).key  # any hour and sequence will do: they are cut off below
+    key = name._replace(hour="2026-01-01T00", sequence=0).key  # any hour and sequence will do, since they are cut off
     return key.partition("/")[2][len("00-") : -len(f"-000000{SUFFIX}")]
 
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class SegmentShipper:
-    """Stores closed segments, the oldest first. A store that fails is tried again, after longer and longer pauses."""
+    """Stores closed segments, the oldest first. After each failure in sequence, the pause before a retry is longer."""
 
     def __init__(self, store: ObjectStore, spool: Spool, retention: FolderRetention | None) -> None:
         self.shipped_segments = 0
@@ -36,7 +36,7 @@ class SegmentShipper:
         self._failing_since = 0.0
         self._adopt_at = 0.0
         self._deadline: float | None = None  # set when the operator ends
-        self._close_failures = 0  # since then
+        self._close_failures = 0  # since `_deadline` was set
         self._thread = threading.Thread(target=self._run, name="journal shipper", daemon=True)
 
     def start(self) -> None:
@@ -58,9 +58,9 @@ class SegmentShipper:
         self._spool.close()
 
     def _ship_all(self) -> None:
-        """Ship segments until the operator ends, and the remaining ones then until the deadline."""
+        """Ship segments until the operator ends; then ship the remaining ones until the deadline."""
         while True:
-            deadline = self._deadline  # read first: when it is set, all segments are closed
+            deadline = self._deadline  # read before shipping: once it is set, all segments are closed
             has_failed = False
             try:
                 if self._ship_next():
@@ -118,7 +118,7 @@ class SegmentShipper:
         """Remove a segment because its file cannot be read."""
         is_deleted = isinstance(error, FileNotFoundError)
         if is_deleted and (segment.records is None or self._has(segment.name.key)):
-            self._spool.remove(segment)  # an operator of another node, which does not see the lock, has stored it
+            self._spool.remove(segment)  # an operator of another node, where the lock is not seen, has stored it
             return
         _log.error("A segment of the journal cannot be read; its records are lost: %s", error)
         self._spool.drop(segment)
@@ -142,7 +142,7 @@ class SegmentShipper:
         if self._retention:
             self._retention.make_room(name.hour, len(data))
         while not self._store.create(name.key, data):
-            if self._is_stored(name.key, lines):  # by an attempt without an answer
+            if self._is_stored(name.key, lines):  # an earlier attempt has stored it, but its answer was lost
                 return
             name = name._replace(sequence=name.sequence + 1)  # never overwrite another segment
 
@@ -151,10 +151,10 @@ class SegmentShipper:
             stored = self._store.read(key)
         except FileNotFoundError:
             raise StoreError(f"{self._store.uri}: {key} was deleted while it was written") from None
-        except NotAnObjectError:  # of a user
+        except NotAnObjectError:  # a user's folder or link
             return False
         try:
-            # With a bound, so that no foreign object of this name fills the memory.
+            # With a bound, since a user's object of this name could fill the memory.
             return zlib.decompressobj(_GZIP).decompress(stored, len(lines) + 1) == lines
         except zlib.error:
             return False

@@ -26,7 +26,7 @@ from rota.kube.telemetry.journal.segment_rules import (
 from rota.kube.telemetry.journal.spool_folders import SpoolFolders
 from rota.object_store.segments import SegmentName
 
-LOCK_SECONDS = 1.0  # for the lock when the operator ends: a disk that hangs may hold it
+LOCK_SECONDS = 1.0  # to wait for the lock when the operator ends; a thread that waits for a disk may hold it
 
 
 class Spool:
@@ -38,7 +38,7 @@ class Spool:
     def __init__(
         self, root: Path, process: SegmentName, max_bytes: int, on_dropped: Callable[[LostRecords], None]
     ) -> None:
-        """Use the folder `root`; `process` has the names of this process."""
+        """Use the folder `root`; `process` has the parts of segments' names that are of this process."""
         self.root = root
         self.size_bytes = 0  # of all segments; read without the lock, which a slow disk may hold
         self.changed = threading.Condition()  # also the lock of the fields below; notified when a segment is closed
@@ -58,7 +58,7 @@ class Spool:
             except OSError as error:
                 raise WriteFailedError(error.strerror or str(error), lines) from None
             except WriteFailedError:
-                self._close(hour)  # it may end within a line
+                self._close(hour)  # the file may end within a line
                 raise
             finally:
                 self._update_size()
@@ -93,7 +93,7 @@ class Spool:
             return self._taken
 
     def put_back(self) -> None:
-        """Let the taken segment be dropped: a segment that can never be shipped would displace all newer ones."""
+        """Let a full spool drop the taken segment. If it can never be shipped, it would displace all newer segments."""
         with self.changed:
             self._taken = None
 
@@ -111,7 +111,7 @@ class Spool:
         with self.changed:
             self._closed.remove(segment)
             self._taken = None if segment == self._taken else self._taken
-            with suppress(OSError):  # its content is stored, or lost; a later process would store it again
+            with suppress(OSError):  # if the file stays, a later process adopts it, and stores it again
                 self._path(segment.name).unlink()
             self._update_size()
             self._release_folders()
@@ -121,7 +121,7 @@ class Spool:
         self._on_dropped(self._discard(segment))
 
     def report_missing(self, segment: ClosedSegment, records: int) -> None:
-        """Report records of a segment as lost that its file lacks."""
+        """Report records that are missing in the file of a segment as lost."""
         self._on_dropped(LostRecords(records, segment.earliest))
 
     @property
@@ -130,13 +130,13 @@ class Spool:
         return len(self._closed) + len(self._open)
 
     def notify(self) -> None:
-        """Wake the thread that ships, unless a slow disk holds the lock: that thread then waits for the disk, too."""
+        """Wake the thread that ships, unless the lock, which it needs, is held by a thread that waits for a disk."""
         if self.changed.acquire(timeout=LOCK_SECONDS):
             self.changed.notify_all()
             self.changed.release()
 
     def close(self) -> None:
-        """Leave the rest to the next process."""
+        """Leave the remaining segments to the next process."""
         if self.changed.acquire(timeout=LOCK_SECONDS):
             self._folders.release(self._folders_in_use())
             self._folders.unlock()
@@ -147,7 +147,7 @@ class Spool:
         if file and not file.is_deleted:
             return file
         if file:
-            self._close(hour)  # deleted by a user, or stored by an operator of another node: the shipper distinguishes
+            self._close(hour)  # deleted by a user, or stored by an operator of another node; see SegmentShipper
         self._folders.create_own()
         self._sequence += 1
         name = self._folders.process._replace(hour=hour, sequence=self._sequence)
@@ -165,7 +165,7 @@ class Spool:
 
     def _drop_surplus(self) -> None:
         while True:
-            with self.changed:  # until it is removed, so that nothing ships it meanwhile
+            with self.changed:  # until the segment is removed, so that it is not shipped meanwhile
                 waiting = [segment for segment in self._closed if segment != self._taken]
                 surplus = segments_to_drop(waiting, self.size_bytes, self._max_bytes)
                 if not surplus:

@@ -1,7 +1,7 @@
 """The folders of the spool, one for each process of the operator, each locked by its process.
 
-A process adopts the folders of processes that have ended. A file system may not show locks of other nodes, so a folder
-of another pod must be idle for a while.
+A process adopts the folders of processes that have ended. Since a file system may not show locks of other nodes, the
+folder of another pod is adopted only after it has not changed for IDLE_SECONDS.
 """
 
 import calendar
@@ -29,7 +29,7 @@ class SpoolFolders:
     """The folders that this process has locked: its own one, and adopted ones."""
 
     def __init__(self, root: Path, process: SegmentName) -> None:
-        """Begin without folders; `process` has the names of this process."""
+        """Begin without folders; `process` has the parts of segments' names that are of this process."""
         self.root = root
         self.process = process
         self._has_created = False
@@ -38,7 +38,7 @@ class SpoolFolders:
     def create_own(self) -> None:
         """Create the folder of this process, unless it exists; raise OSError if it fails, and leave no folder then.
 
-        If another process has or had the same names, `process` gets a later start.
+        If the name of the folder was used by another process, `process` gets a later start.
         """
         if self._is_own_locked():
             return
@@ -58,7 +58,7 @@ class SpoolFolders:
             self.process = self.process._replace(start=time.strftime(_START, time.gmtime(start)))
 
     def _is_own_locked(self) -> bool:
-        """Whether this process has its folder. If a user has deleted the lock's file, others may adopt the folder."""
+        """Whether this process has its folder; false if its lock was deleted, so that others may adopt it."""
         if not self._has_created:  # an adopted folder may have the name of this process
             return False
         try:
@@ -70,7 +70,7 @@ class SpoolFolders:
         """Lock the folders of processes that have ended, and return their segments."""
         adopted: list[ClosedSegment] = []
         for folder in self._other_folders():
-            with suppress(OSError):  # deleted, or not readable: the next call tries again
+            with suppress(OSError):  # deleted, or not readable; the next call tries again
                 if self._may_adopt(folder) and self._lock(folder.name):
                     adopted += self._segments_in(folder)
         return adopted
@@ -89,10 +89,10 @@ class SpoolFolders:
             os.close(self._locks.pop(folder))
 
     def _other_folders(self) -> list[Path]:
-        """Return the folders of other processes; those of users have other names."""
+        """Return the folders of other processes; folders of users are recognized by their names, and left out."""
         try:
             return sorted(path for path in self.root.iterdir() if path.name not in self._locks and _is_spool(path))
-        except OSError:  # deleted, or its disk fails: the next call tries again
+        except OSError:  # deleted, or its disk fails; the next call tries again
             return []
 
     def _may_adopt(self, folder: Path) -> bool:
@@ -103,7 +103,7 @@ class SpoolFolders:
             newest = folder.lstat().st_mtime
             for path in folder.iterdir():
                 newest = max(newest, path.lstat().st_mtime)
-            # The clock of the file system, which may be another one than this node's. A full disk accepts it, too.
+            # Ask for the file system's time, which may differ from this node's; this works on a full disk, too.
             os.utime(self.root)
             now = self.root.stat().st_mtime
         except OSError:  # another process is removing it
@@ -118,7 +118,7 @@ class SpoolFolders:
                     yield ClosedSegment(name, path.stat().st_size, None)
 
     def _lock_new(self, folder: Path) -> bool:
-        """Lock a folder that was just made; remove it and raise OSError if the file system or the process cannot."""
+        """Lock a folder that was just made; remove it and raise OSError if it cannot be locked."""
         try:
             return self._lock(folder.name)
         except OSError:
@@ -128,7 +128,7 @@ class SpoolFolders:
             raise
 
     def _lock(self, folder: str) -> bool:
-        """Lock a folder; return False if another process has locked it, and raise OSError if that is not possible."""
+        """Lock a folder; return False if another process has locked it; raise OSError if locks are not possible."""
         descriptor = os.open(self.root / folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

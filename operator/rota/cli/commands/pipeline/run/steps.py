@@ -85,7 +85,7 @@ class PipelineRun:
 
     def _publish(self, opened: OpenedLake) -> None:
         published = opened.publish()
-        # A call without new tables returns the snapshot that was read: it is older than those of earlier steps.
+        # A call without new tables returns the snapshot that was read, an older one than earlier steps have published.
         self.summary.published_snapshot = max(self.summary.published_snapshot, published.number)
         self.summary.add_rows(opened.rows)  # of all steps so far; `add_rows` replaces the number of a table
 
