@@ -71,7 +71,7 @@ def test_journal_segment_takes_the_next_number_where_a_user_has_something_else(s
     if kind == "folder":
         path.mkdir()
     else:
-        path.symlink_to("/nowhere")
+        path.symlink_to("missing")
     spool = shipping.spool()
     append_segments(spool, a_line(1))
     shipping.ship(spool)

@@ -152,7 +152,7 @@ def test_journal_spool_of_another_pod_is_adopted_with_a_link_that_points_nowhere
     folder = tmp_path / "rota-b-93b7d2f4-20261121T070000Z"
     folder.mkdir()
     (folder / f"{HOUR}-000001.jsonl").write_text("{}\n")
-    (folder / "link").symlink_to("/nowhere")
+    (folder / "link").symlink_to("missing")
     assert [segment.name.pod for segment in SpoolFolders(tmp_path, PROCESS).adopt()] == ["rota-b"]
 
 
