@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody g
 
 from kube.scraped import metric_values
 from kube.world import OperatedNamespace, add_two_members
-from pipeline.lake_folders import facts_of, history_of_lake, ingest
+from pipeline.lake_folders import history_of_lake, ingest
 from rota.kube.http.broadcaster import Broadcaster
 from rota.kube.observers import Observers
 from rota.kube.telemetry.journal.journal_writer import Journal
@@ -25,7 +25,6 @@ from rota.pipeline.history.tables import (
     select_rollup,
     select_violations,
 )
-from rota.pipeline.ingest.facts import Facts
 from rota.pipeline.replay.job import build_histories, persist_on_disk, replay_histories
 
 pytestmark = pytest.mark.usefixtures("crds", "node")
@@ -114,10 +113,10 @@ async def test_pipeline_figures_from_the_journal_equal_the_metrics_of_the_operat
 
 def ingested_figures(spark: SparkSession, lake: Path) -> dict[str, Any]:
     ingest(spark, lake)
-    return figures_of(facts_of(spark, lake), history_of_lake(spark, lake))
+    return figures_of(history_of_lake(spark, lake))
 
 
-def figures_of(facts: Facts, history: History) -> dict[str, Any]:
+def figures_of(history: History) -> dict[str, Any]:
     hours = select_rollup(compute_history(history, [HistoryReport.ROLLUP]))
     sums = hours.select(
         F.sum("moved_queues").alias("moved"),
@@ -126,7 +125,7 @@ def figures_of(facts: Facts, history: History) -> dict[str, Any]:
             "rebalances"
         ),
     ).collect()[0]
-    [lasted] = facts.rebalance.agg(F.sum("seconds").alias("it")).collect()
+    [lasted] = history.records["rebalance"].agg(F.sum("seconds").alias("it")).collect()
     audit = compute_history(history, [HistoryReport.AUDIT])
     [handed] = select_intervals(audit).agg(F.sum("seconds").alias("it")).collect()
     histories = persist_on_disk(build_histories(history))

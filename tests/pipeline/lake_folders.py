@@ -10,7 +10,6 @@ from rota.object_store import open_store
 from rota.pipeline.history.reading.buckets import History, read_history
 from rota.pipeline.history.tables import HISTORY_KINDS
 from rota.pipeline.ingest.batch import AtStep, IngestSummary, ingest_journal, no_step
-from rota.pipeline.ingest.facts import Facts, read_facts
 from rota.pipeline.lake.tables import Lake
 
 DAY = "date=2026-11-21"
@@ -40,9 +39,11 @@ def ingest(spark: SparkSession, lake: Path, at_step: AtStep = no_step) -> Ingest
     return ingest_journal(lambda: spark, Lake(str(lake)), open_store(str(lake / "journal")), at_step)
 
 
-def facts_of(spark: SparkSession, lake: Path, since: date | None = None, snapshot: int | None = None) -> Facts:
+def count_records(lake: Path, kind: str, since: date | None = None, snapshot: int | None = None) -> int:
+    """Return the number of records of a kind in a snapshot, by default the newest."""
     opened = Lake(str(lake))
-    return read_facts(spark, opened, opened.snapshot(snapshot), since)
+    name = f"lake/{kind}"
+    return opened.table(name).count(opened.snapshot(snapshot).version(name), since)
 
 
 def history_of_lake(spark: SparkSession, lake: Path) -> History:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.lake_folders import ingest, verdict_line, write_file, write_segment
 from rota.cli import main
-from rota.pipeline.ingest.facts import first_day
+from rota.pipeline.ingest.extent import first_day
 from rota.pipeline.lake.tables import Lake
 from rota.records import journal_record
 

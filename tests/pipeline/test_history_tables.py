@@ -171,5 +171,5 @@ def test_rollup_of_each_bucket_is_a_task_of_its_own_also_by_adaptive_plans(
 
 
 def test_rollup_and_timeline_of_an_empty_journal_are_empty(spark: SparkSession, tmp_path: Path) -> None:
-    history = History(vars(frames(spark, [])), sample_files(tmp_path))
+    history = History(frames(spark, []), sample_files(tmp_path))
     assert compute_history(history, list(HistoryReport)).collect() == []

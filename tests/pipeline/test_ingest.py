@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pyspark.sql import Row, SparkSession
-from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
+from pyspark.sql import SparkSession
+from pyspark.testing import assertSchemaEqual
 
-from pipeline.lake_folders import facts_of, ingest, reasons, table_rows, verdict_line, write_file, write_segment
+from pipeline.lake_folders import count_records, ingest, reasons, table_rows, verdict_line, write_file, write_segment
 from rota.object_store import open_store
+from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, QUARANTINE
 from rota.pipeline.ingest import segment_lines
-from rota.pipeline.ingest.facts import HISTORY_SCHEMAS, first_day
+from rota.pipeline.ingest.extent import first_day
 from rota.pipeline.ingest.segment_lines import iterate_lines
 from rota.pipeline.ingest.shares import share_segments
 from rota.pipeline.lake.runs import PlannedSegment
@@ -31,11 +32,6 @@ def condition_line(time: str, status: str, reason: str) -> bytes:
     return journal_line("verdict", time, condition="Ready", status=status, reason=reason, message="")
 
 
-def rebalance_line(time: str, began: str, generation: int = 6) -> bytes:
-    fields = {"reason": "MemberLeft", "outcome": "Settled", "moved": 4, "forced": 0, "seconds": 0.5}
-    return journal_line("rebalance", time, generation=generation, began=f"2026-11-21T{began}Z", **fields)
-
-
 # Lines that count once.
 
 
@@ -51,41 +47,18 @@ def test_ingest_counts_identical_lines_once_in_one_segment_and_across_segments(
     assert {kind: count for kind, count in rows.items() if count} == {"offsets": 2, "quarantine": 1}
 
 
-def test_journal_verdict_that_repeats_the_previous_one_is_not_counted(spark: SparkSession, tmp_path: Path) -> None:
-    verdicts = [("True", "A"), ("True", "A"), ("True", "B"), ("False", "B"), ("False", "B"), ("True", "A")]
-    lines = [condition_line(f"08:00:0{second}.000", *verdict) for second, verdict in enumerate(verdicts)]
-    write_segment(tmp_path, "08-a.jsonl.gz", *lines)
-    ingest(spark, tmp_path)
-    rows = facts_of(spark, tmp_path).verdict.orderBy("at").select("at", "status", "reason").collect()
-    assert [(row.at.second, row.status, row.reason) for row in rows] == [
-        (0, "True", "A"),
-        (2, "True", "B"),
-        (3, "False", "B"),
-        (5, "True", "A"),
-    ]
-
-
-def test_journal_rebalance_recorded_by_two_leaders_counts_once(spark: SparkSession, tmp_path: Path) -> None:
-    first = rebalance_line("08:01:00", "08:00:00")
-    by_next_leader = rebalance_line("08:01:02", "08:00:00", 7)
-    second = rebalance_line("08:03:00", "08:02:00")
-    write_segment(tmp_path, "08-a.jsonl.gz", by_next_leader, first, second)
-    ingest(spark, tmp_path)
-    rebalances = facts_of(spark, tmp_path).rebalance.orderBy("at").select("generation", "moved")
-    assertDataFrameEqual(rebalances, [Row(generation=6, moved=4), Row(generation=6, moved=4)])
-
-
 # The tables.
 
 
 def test_ingest_tables_have_the_documented_columns_and_a_digest(spark: SparkSession, tmp_path: Path) -> None:
     write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1))
     ingest(spark, tmp_path)
-    facts = facts_of(spark, tmp_path)
-    for kind, schema in HISTORY_SCHEMAS.items():
-        assertSchemaEqual(getattr(facts, kind).schema, schema)
+    lake = Lake(str(tmp_path))
+    for kind, schema in (JOURNAL_SCHEMAS | {"quarantine": QUARANTINE}).items():
+        rows = lake.read(spark, lake.snapshot(), f"lake/{kind}")
+        assertSchemaEqual(rows.select(*schema.fieldNames()).schema, schema)
     [row] = table_rows(tmp_path, "verdict")
-    assert set(row) == {*HISTORY_SCHEMAS["verdict"].fieldNames(), "digest"}
+    assert set(row) == {*JOURNAL_SCHEMAS["verdict"].fieldNames(), "digest"}
 
 
 def test_ingest_ledger_has_each_segment_with_its_lines_and_times(spark: SparkSession, tmp_path: Path) -> None:
@@ -111,7 +84,7 @@ def test_ingest_spreads_groups_over_buckets_of_offsets(spark: SparkSession, tmp_
     buckets = {row["group"]: row["bucket"] for row in table_rows(tmp_path, "offsets")}
     assert len(buckets) == 9
     assert len(set(buckets.values())) > 1
-    assert facts_of(spark, tmp_path).offsets.count() == 9
+    assert count_records(tmp_path, "offsets") == 9
 
 
 def test_lake_history_of_the_last_days_starts_on_the_first_of_them(spark: SparkSession, tmp_path: Path) -> None:
@@ -122,7 +95,7 @@ def test_lake_history_of_the_last_days_starts_on_the_first_of_them(spark: SparkS
     lake = Lake(str(tmp_path))
     assert first_day(lake, lake.snapshot(), 2) == date(2026, 11, 21)
     assert first_day(lake, lake.snapshot(), 10**6) == date.min
-    assert facts_of(spark, tmp_path, date(2026, 11, 21)).verdict.count() == 2
+    assert count_records(tmp_path, "verdict", date(2026, 11, 21)) == 2
 
 
 # What goes to the quarantine.

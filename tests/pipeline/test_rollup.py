@@ -91,6 +91,13 @@ def test_rollup_of_an_hour_has_each_expected_metric() -> None:
     }
 
 
+def test_rollup_counts_a_rebalance_once_though_two_leaders_recorded_its_end() -> None:
+    lines = [rebalance_line(60, 1.0), rebalance_line(60, 3.0), rebalance_line(120, 2.0)]
+    row = rows_of(lines)[time_at(0)]
+    assert row["rebalances"] == {"MemberLost": 2}
+    assert (row["rebalance_seconds_p50"], row["rebalance_seconds_p99"]) == (1.0, 2.0)
+
+
 def test_rollup_marks_hours_with_missing_records_as_incomplete() -> None:
     assert {hour: row["complete"] for hour, row in rows_of(HOUR).items()} == {
         time_at(0): True,

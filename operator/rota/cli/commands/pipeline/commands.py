@@ -205,7 +205,7 @@ def translate_errors(install_command: str = INSTALL_COMMAND) -> Iterator[None]:
 
 def _source_bytes(inputs: Mapping[str, Any]) -> int | None:
     """Return the compressed size of the records that a command reads; None if it is unknown."""
-    from rota.pipeline.ingest.facts import journal_bytes
+    from rota.pipeline.ingest.extent import journal_bytes
 
     if "opened" in inputs:
         opened: OpenedLake = inputs["opened"]

@@ -9,7 +9,7 @@ from rota.cli.commands.pipeline.output_paths import check_own_folder, check_writ
 from rota.cli.commands.pipeline.progress import print_note
 from rota.object_store import FOLDER_SCHEME, ObjectStore, open_store, parse_location
 from rota.object_store.segments import segment_hour
-from rota.pipeline.ingest.facts import check_history, first_day, read_days
+from rota.pipeline.ingest.extent import check_history, first_day, read_days
 from rota.pipeline.lake.snapshots import LakeSnapshot
 from rota.pipeline.lake.tables import Lake
 from rota.pipeline.report.outputs import persist_table

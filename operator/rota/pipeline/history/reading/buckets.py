@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from rota.pipeline.common.spark_session import fit_partitions
 from rota.pipeline.history.reading.group_rows import GroupRows, read_groups
 from rota.pipeline.history.reading.sample_files import KEY_COLUMNS, SampleFiles, list_sample_files
-from rota.pipeline.ingest.facts import journal_bytes
+from rota.pipeline.ingest.extent import journal_bytes
 from rota.pipeline.lake.snapshots import LakeSnapshot
 from rota.pipeline.lake.tables import OFFSET_BUCKETS, Lake
 
@@ -31,7 +31,7 @@ _COMMON_COLUMNS = ("group", "at", "date", "digest")
 class History(NamedTuple):
     """Records and samples of a history, which may start earlier than the days that are audited."""
 
-    records: Mapping[str, DataFrame]  # by kind; unlike in `ingest.facts`, repeated endings of a rebalance are kept
+    records: Mapping[str, DataFrame]  # by kind
     sample_files: SampleFiles
     audited_since: date | None = None  # None: all
 
