@@ -158,6 +158,25 @@ def test_ingest_refuses_a_lake_whose_runs_and_snapshots_are_older_than_its_table
         ingest(spark, tmp_path)
 
 
+@pytest.mark.parametrize("lost_commits", [1, 2])
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_ingest_refuses_a_table_whose_log_has_lost_commits_of_the_snapshot(
+    spark: SparkSession, tmp_path: Path, *, lost_commits: int, is_repeated: bool
+) -> None:
+    for hour in (8, 9):
+        write_segment(tmp_path, f"{hour:02}-a.jsonl.gz", verdict_line(hour, hour))
+        ingest(spark, tmp_path)
+    write_segment(tmp_path, "10-a.jsonl.gz", verdict_line(10, 10))
+    if is_repeated:
+        with pytest.raises(KilledError):
+            ingest(spark, tmp_path, end_at("after _rota/runs"))
+    for commit in sorted((tmp_path / "lake/verdict/_delta_log").glob("*.json"))[-lost_commits:]:
+        commit.unlink()
+    with pytest.raises(ValueError, match=r"lake/verdict lacks version 1 of snapshot 2: .*; restore lake/verdict/_del"):
+        ingest(spark, tmp_path)
+    assert Lake(str(tmp_path)).snapshot().number == 2
+
+
 def test_ingest_of_another_journal_waits_for_the_unfinished_run_of_the_first(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -166,6 +166,14 @@ def test_lake_maintenance_refuses_a_clock_that_differs_from_the_store(lake: Lake
     assert list(lake.store.list_objects("_rota/clock")) == []
 
 
+def test_lake_maintenance_refuses_a_table_whose_log_has_lost_commits_of_the_snapshot(lake: Lake) -> None:
+    version = lake.snapshot().version(VERDICT)
+    lake.store.delete(f"{VERDICT}/_delta_log/{version:020}.json")
+    with pytest.raises(ValueError, match="lake/verdict lacks version 5 of snapshot 2: the newest in its log is 4; "):
+        maintain(lake)
+    assert lake.snapshots.latest().version(VERDICT) == version
+
+
 def test_lake_maintenance_removes_files_of_killed_commands_but_no_young_ones(lake: Lake) -> None:
     lake.store.create(f"{VERDICT}/date=2026-01-01/run9-killed.parquet", b"orphan")
     assert maintain(lake).tables[VERDICT].removed_files == 0

@@ -199,6 +199,16 @@ def test_table_replaces_dates_of_the_version_that_was_read_without_what_was_neve
     assert sorted((str(row["date"]), row["group"]) for row in stored) == [(str(DAY), "old"), (str(NEXT_DAY), "new")]
 
 
+def test_table_of_a_mart_whose_log_has_lost_commits_is_not_replaced(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    chosen = lake.table("marts/chosen")
+    rows = spark.createDataFrame([(None,) * 9], chosen.schema)
+    base = lake.snapshots.publish(lake.snapshots.latest(), {chosen.name: chosen.replace(rows, None, base=None).version})
+    lake.store.delete(f"{chosen.name}/_delta_log/{0:020}.json")
+    with pytest.raises(ValueError, match="marts/chosen lacks version 0 of snapshot 1: it has no log; restore "):
+        OpenedLake(lake, base, is_newest=True).write(chosen.name, rows)
+
+
 def test_table_refuses_rows_of_days_that_are_not_to_be_replaced(spark: SparkSession, table: Table) -> None:
     with pytest.raises(ValueError, match="lake/membership: rows of 2026-11-21 are not of the days"):
         table.replace(frame(spark, "a"), [NEXT_DAY], base=table.version())

@@ -124,6 +124,7 @@ class IngestRun:
     def _read_or_create_plan(self, number: int) -> RunPlan | None:
         plan = self._lake.runs.read(number)
         if plan is not None:
+            self._heads()
             return plan
         segments = tuple(limit_run(find_new_segments(self._journal, self._ingested, self._missing)))
         if not segments:
@@ -243,10 +244,10 @@ class IngestRun:
         return bool(pc.any(overlaps).as_py())
 
     def _heads(self) -> dict[str, TableHead]:
-        """Return the newest version of all tables that ingest writes."""
+        """Return the newest version of all tables that ingest writes; raise ValueError if a log has lost commits."""
         heads: dict[str, TableHead] = {}
         for name in INGESTED_TABLES:
-            heads[name] = self._lake.table(name).head()
+            heads[name] = self._lake.head(self.base, name)
         return heads
 
     @contextmanager

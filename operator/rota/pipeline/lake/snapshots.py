@@ -84,6 +84,8 @@ class SnapshotStore:
 
     def choose(self, number: int | None, time: datetime | None) -> LakeSnapshot:
         """Return a snapshot by number or time, else the newest; raise ValueError if the lake has no such snapshot."""
+        if number is not None and time is not None:
+            raise ValueError("--snapshot and --as-of both choose a snapshot; give one of them")
         if number is not None:
             return self.get(number)
         if time is not None:

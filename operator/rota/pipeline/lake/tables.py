@@ -21,7 +21,7 @@ from rota.pipeline.lake.data_files import TableSpec
 from rota.pipeline.lake.runs import RunStore
 from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
 from rota.pipeline.lake.storage import check_root
-from rota.pipeline.lake.table import Table
+from rota.pipeline.lake.table import Table, TableHead
 
 OFFSET_BUCKETS = 16  # partitions of a day of lake/offsets, by a hash of the group; a task reads one bucket
 
@@ -107,6 +107,22 @@ class Lake:
     def read(self, spark: SparkSession, snapshot: LakeSnapshot, name: str, since: date | None = None) -> DataFrame:
         """Return the rows of a table in a snapshot, or only rows of the day `since` and later days."""
         return self.table(name).read(spark, snapshot.version(name), since)
+
+    def head(self, snapshot: LakeSnapshot, name: str) -> TableHead:
+        """Return the newest version of a table, before a write to it, and the last ingest run in it.
+
+        Raise ValueError if the snapshot has a later version: the log has lost commits, and a write would create their
+        versions again with other rows.
+        """
+        head = self.table(name).head()
+        published = snapshot.version(name)
+        if published is not None and (head.version is None or head.version < published):
+            newest = "it has no log" if head.version is None else f"the newest in its log is {head.version}"
+            raise ValueError(
+                f"{self.uri}/{name} lacks version {published} of snapshot {snapshot.number}: {newest}; restore "
+                f"{name}/_delta_log, or recreate the lake from the journal"
+            )
+        return head
 
     def add_missing_columns(self) -> None:
         """Add the declared columns to all tables that lack them; only ingest adds columns."""

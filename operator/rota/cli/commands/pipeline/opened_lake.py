@@ -56,9 +56,13 @@ class OpenedLake:
         return [day for day in read_days(self.lake, self.snapshot) if day >= since]
 
     def write(self, name: str, rows: "DataFrame", dates: Collection[date] | None = None) -> "DataFrame":
-        """Replace the rows of a mart, or those of some dates, and return the new rows."""
+        """Replace the rows of a mart, or those of some dates, and return the new rows.
+
+        Raise ValueError if the mart's log has lost commits.
+        """
         if not self._is_newest:
             return persist_table(name, rows)
+        self.lake.head(self.snapshot, name)
         table = self.lake.table(name)
         version, self.rows[name] = table.replace(rows, dates, base=self.snapshot.version(name))
         if version is not None:

@@ -117,7 +117,7 @@ class Maintenance:
     def _maintain(self, base: LakeSnapshot, name: str, segment_days: Collection[date]) -> int | None:
         """Compact a table and delete its old days; return the version to publish, None without a new version."""
         table = self._lake.table(name)
-        head = table.head()
+        head = self._lake.head(base, name)
         version = head.version
         upkeep = self._summary.tables.setdefault(name, TableUpkeep())
         if version is None or "date" not in table.partitions:  # commands replace undated tables as a whole
