@@ -83,6 +83,10 @@ def test_generate_reads_traces_from_a_file_of_json_lines(tmp_path: Path) -> None
         (GOOD_LINE.replace("99.5", "1e999"), "line 1, is not a trace: "),
         (GOOD_LINE.replace("300", "0"), "line 1, is not a trace: Expected `float` > 0.0 - at `$.step_seconds`"),
         (GOOD_LINE.replace("104, 0, 99.5", "0, 0"), "line 1: trace clicks has no messages; remove it"),
+        (
+            GOOD_LINE.replace("99.5", "1e300"),
+            "line 1: trace clicks has more than 1,000,000,000 messages a second; correct",
+        ),
         (GOOD_LINE.replace("values", "counts"), "line 1, is not a trace: Object contains unknown field `counts`"),
         ('{"name": "\xff"}', "line 1, is not a trace: "),
     ],

@@ -18,6 +18,7 @@ from rota.model import Queue, single_line
 from rota.pipeline.replay.group_history import STEP_SECONDS, Rates
 
 DAY_SECONDS = 86_400.0
+MAX_RATE = 1e9  # messages a second: offsets of a year remain integers of 64 bits
 MAX_TOPICS = 3  # topics of a group, each with a trace of its own
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,100}$")]  # RocketMQ accepts it as a topic
@@ -60,7 +61,7 @@ def read_rates(path: Path, scale: float = 1.0) -> RecordedRates:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    traces = tuple(_parse_traces(lines, path))
+    traces = tuple(_parse_traces(lines, path, scale))
     if not traces:
         raise ValueError(f"{path} has no traces; give a file of JSON lines with name, start, step_seconds, values")
     names = [trace.name for trace in traces]
@@ -70,7 +71,7 @@ def read_rates(path: Path, scale: float = 1.0) -> RecordedRates:
     return RecordedRates(traces, scale)
 
 
-def _parse_traces(lines: Iterable[bytes], path: Path) -> Iterator[RateTrace]:
+def _parse_traces(lines: Iterable[bytes], path: Path, scale: float) -> Iterator[RateTrace]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -80,6 +81,9 @@ def _parse_traces(lines: Iterable[bytes], path: Path) -> Iterator[RateTrace]:
             raise ValueError(f"{path}, line {number}, is not a trace: {single_line(str(error), 200)}") from None
         if not any(trace.values):
             raise ValueError(f"{path}, line {number}: trace {trace.name} has no messages; remove it")
+        if max(trace.values) * max(scale, 1.0) / trace.step_seconds > MAX_RATE:
+            most = f"more than {MAX_RATE:,.0f} messages a second"
+            raise ValueError(f"{path}, line {number}: trace {trace.name} has {most}; correct it, or --scale")
         yield trace
 
 
