@@ -10,7 +10,7 @@ def format_time(seconds: float, precision: str = "milliseconds") -> str:
 
 
 def parse_time(text: object) -> float | None:
-    """Return the seconds since 1970 of a time; None if the value is no time with a zone."""
+    """Return the seconds since 1970 of a time; None if it is no time with a zone in UTC's years 1 to 9999."""
     return _parse(text) if isinstance(text, str) else None
 
 
@@ -18,6 +18,6 @@ def parse_time(text: object) -> float | None:
 def _parse(text: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
-        return moment.timestamp() if moment.tzinfo else None
+        return moment.astimezone(UTC).timestamp() if moment.tzinfo else None
     except (ValueError, OverflowError):
         return None

@@ -220,7 +220,10 @@ def test_pipeline_command_rejects_a_snapshot_that_does_not_exist(outputs: Comman
     assert re.match(rf"{outputs.lake} has no snapshot 99; it has 1", error_of("rollup", outputs.lake, "--snapshot", 99))
     error = error_of("rollup", outputs.lake, "--as-of", "2001-01-01T00:00:00Z")
     assert re.match(rf"{outputs.lake} has no snapshot as old as 2001-01-01T00:00:00\+00:00; ", error)
-    assert "is not a time with a zone; write it as " in error_of("rollup", outputs.lake, "--as-of", "yesterday")
+    for time in ("yesterday", "9999-12-31T23:59:59-10:00", "0001-01-01T00:00:00+10:00"):
+        assert "is not a time with a zone; write it as " in error_of("rollup", outputs.lake, "--as-of", time)
+    both = ("--snapshot", 1, "--as-of", "2001-01-01T00:00:00Z")
+    assert error_of("rollup", outputs.lake, *both) == "--snapshot and --as-of both choose a snapshot; give one of them"
 
 
 # Invalid input.
@@ -336,6 +339,7 @@ def test_recommend_command_rejects_a_folder_that_cannot_be_written_or_is_in_the_
     file = a_file(tmp_path / "file", "mine")
     assert error_of(*command, file) == f"--to {file} cannot be a folder, because {file} is a file; name another"
     assert error_of(*command, "") == "--to is empty; name a folder"
+    assert error_of(*command, "s3://bucket/to").startswith("--to s3://bucket/to is a URI, but ")
     for target in (outputs.lake, outputs.lake / "deep" / "er", outputs.lake / ".." / outputs.lake.name):
         assert re.match(r"--to .* is inside the lake .*; name a folder elsewhere$", error_of(*command, target))
 

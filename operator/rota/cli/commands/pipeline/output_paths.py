@@ -18,6 +18,8 @@ def check_report_folder(to: str, lake: str) -> None:
     """Raise ValueError if a folder for reports cannot be written, or would mix up or overwrite files."""
     if not to.strip():
         raise ValueError("--to is empty; name a folder")
+    if "://" in to:
+        raise ValueError(f"--to {to} is a URI, but the report and the manifests are files; name a folder")
     folder = Path(to).absolute()
     check_writable("--to", folder, to)
     location = parse_location(lake)
