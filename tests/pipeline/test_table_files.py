@@ -1,6 +1,7 @@
 """Data files that a Spark task writes: one for each partition, by the rows' order."""
 
 import json
+import resource
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -91,3 +92,13 @@ def test_table_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / TABLE).write_text("a file")
     with pytest.raises(StoreError, match=r"lake/groups/run1-.* cannot be written: File exists"):
         written_files(str(tmp_path), batch(("a", SATURDAY, 1)), partitions=())
+
+
+def test_table_file_that_does_not_fit_on_the_disk_is_named(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=rf"^{tmp_path}/lake/groups/run1-.* cannot be written: File too large"):
+            written_files(str(tmp_path), batch(("a", SATURDAY, 1)), partitions=())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

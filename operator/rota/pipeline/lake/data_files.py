@@ -6,6 +6,7 @@ requests. Here a task that fails, or runs twice, leaves files with random names,
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
-from rota.object_store import ObjectStore, open_store
+from rota.object_store import ObjectStore, StoreError, open_store
 
 WRITTEN_FILES = StructType(  # one row for each file that a Spark task has written
     [
@@ -151,6 +152,7 @@ class _FileWriter:
         self._pending: list[pa.RecordBatch] = []  # of the next row group
         self._pending_bytes = 0
         self._file = store.open_writer(f"{target.table.name}/{self._path}")
+        self._uri = f"{store.uri}/{target.table.name}/{self._path}"
         dictionaries = list(target.table.dictionaries) or True
         self._writer = pq.ParquetWriter(self._file, schema, compression=_COMPRESSION, use_dictionary=dictionaries)
 
@@ -163,15 +165,25 @@ class _FileWriter:
             self._write_row_group()
 
     def close(self) -> DataFile:
-        """Complete the file."""
+        """Complete the file; raise StoreError if it cannot be written."""
         self._write_row_group()
-        self._writer.close()
-        size_bytes = self._file.tell()
-        self._file.close()
+        with self._store_errors():
+            self._writer.close()
+            size_bytes = self._file.tell()
+            self._file.close()
         return DataFile(self._path, size_bytes, self._rows, self.values)
 
     def _write_row_group(self) -> None:
         if self._pending:
-            self._writer.write_table(pa.Table.from_batches(self._pending))
+            with self._store_errors():
+                self._writer.write_table(pa.Table.from_batches(self._pending))
         self._pending = []
         self._pending_bytes = 0
+
+    @contextmanager
+    def _store_errors(self) -> Iterator[None]:
+        """Name the file in errors of the operating system, such as a full disk; those of pyarrow do not name it."""
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"{self._uri} cannot be written: {error.strerror or error}") from error
