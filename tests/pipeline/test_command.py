@@ -302,7 +302,7 @@ def test_pipeline_command_rejects_invalid_policies_with_a_sentence(
         (None, "w.yaml cannot be read: No such file or directory"),
         ("{", "w.yaml is not valid YAML; write lines such as moves: 1"),
         ("move: 1", "w.yaml names 'move', which is not a weight; choose from moves, pause, "),
-        ("moves: -1", "w.yaml: moves is -1; give a number of at least 0"),
+        ("moves: -1", "w.yaml: moves is -1; give a number of at least 0, below 1e+12"),
     ],
 )
 def test_recommend_command_rejects_invalid_weights_with_a_sentence(
@@ -515,3 +515,19 @@ def test_ingest_command_reports_missing_java_and_pyspark_in_one_sentence(
     assert error_of(*command) == error
     monkeypatch.setitem(__import__("sys").modules, "pyspark.sql", None)
     assert error_of(*command).endswith(", which is not installed: pip install 'rota-operator[pipeline]'")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("ROTA_SPARK_CORES", "all", "ROTA_SPARK_CORES (all) is no number of cores; set it to a number such as 4"),
+        ("ROTA_SPARK_CORES", "0", "ROTA_SPARK_CORES (0) is no number of cores; set it to a number such as 4"),
+        ("ROTA_SPARK_MEMORY", "lots", "ROTA_SPARK_MEMORY (lots) is no size of 512m or more; set it to one such as 4g"),
+        ("ROTA_SPARK_MEMORY", "511M", "ROTA_SPARK_MEMORY (511M) is no size of 512m or more; set it to one such as 4g"),
+    ],
+)
+def test_pipeline_command_rejects_a_size_of_spark_that_it_cannot_start_with(
+    outputs: CommandOutputs, monkeypatch: pytest.MonkeyPatch, name: str, value: str, error: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert error_of("rollup", outputs.lake) == f"{error}, or unset it"

@@ -78,3 +78,10 @@ def test_spark_session_of_a_small_source_uses_the_quick_compiler(
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     settings = spark_session.local_settings(source_bytes)
     assert ("-XX:TieredStopAtLevel=1" in settings["spark.driver.defaultJavaOptions"].split()) is is_quick
+
+
+@pytest.mark.parametrize("logger", ["executor.Executor", "scheduler.TaskSetManager"])
+def test_spark_session_leaves_the_errors_of_tasks_to_the_command(spark: SparkSession, logger: str) -> None:
+    log_manager = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager
+    assert not log_manager.getLogger(f"org.apache.spark.{logger}").isErrorEnabled()
+    assert log_manager.getLogger("org.apache.spark.SparkContext").isErrorEnabled()
