@@ -38,7 +38,7 @@ def invalid_weights(folder: Path) -> tuple[list[object], str]:
     file = a_file(folder / "p.yaml", STEADY)
     weights = a_file(folder / "w.yaml", "moves: -1")
     arguments = ["recommend", folder / "lake", "--policies", file, "--weights", weights, "--to", folder / "to"]
-    return arguments, f"{weights}: moves is -1; give a number of at least 0"
+    return arguments, f"{weights}: moves is -1; give a number of at least 0, below 1e+12"
 
 
 def missing_lake(folder: Path) -> tuple[list[object], str]:

@@ -110,4 +110,5 @@ def _check_weight(name: object, value: object, source_name: str) -> None:
         raise ValueError(f"{source_name} names {single_line(str(name), 60)!r}, which is not a weight; {remedy}")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < MAX_WEIGHT:  # type: ignore[operator]
-        raise ValueError(f"{source_name}: {name} is {single_line(str(value), 60)}; give a number of at least 0")
+        shown = single_line(str(value), 60)
+        raise ValueError(f"{source_name}: {name} is {shown}; give a number of at least 0, below {MAX_WEIGHT:g}")
