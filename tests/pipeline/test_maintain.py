@@ -23,7 +23,9 @@ from rota.object_store import open_store
 from rota.pipeline.lake.data_files import DataFile
 from rota.pipeline.lake.delta_log import DeltaLog, FileChanges, list_files
 from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
+from rota.pipeline.lake.table import Table
 from rota.pipeline.lake.tables import TABLES, Lake
+from rota.pipeline.lake.upkeep import compaction
 from rota.pipeline.lake.upkeep.maintenance import Maintenance, MaintenanceSummary, check_clock
 
 VERDICT = "lake/verdict"
@@ -111,6 +113,31 @@ def test_lake_maintenance_joins_small_files_of_past_days_and_keeps_all_rows(lake
     assert (summary.snapshot, summary.tables[VERDICT].compacted, summary.skipped) == (3, True, [])
     assert not maintain(lake).tables[VERDICT].is_changed
     assert lake.snapshots.numbers() == [1, 2, 3]
+
+
+def test_lake_maintenance_beside_another_one_has_every_row_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = DeltaLog.load
+
+    def load_and_let_another_compact(log: DeltaLog, version: int | None = None) -> Any:
+        table = load(log, version)
+        monkeypatch.setattr(DeltaLog, "load", load)
+        assert lake.table(VERDICT).compact(TODAY).is_changed
+        return table
+
+    monkeypatch.setattr(DeltaLog, "load", load_and_let_another_compact)
+    assert not lake.table(VERDICT).compact(TODAY).is_changed
+    rows = lake.table(VERDICT).to_arrow(lake.table(VERDICT).version(), ["reason"])
+    assert sorted(rows["reason"].to_pylist()) == ALL
+
+
+def test_lake_maintenance_joins_small_files_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [9, 3, 2, 4, 4, 1]
+    files = [DataFile(f"{number}", size, 1, {"date": str(YESTERDAY)}) for number, size in enumerate(sizes)]
+    files += [DataFile("today", 1, 1, {"date": str(TODAY)}), DataFile("alone", 1, 1, {"date": str(LONG_AGO)})]
+    monkeypatch.setattr(compaction, "SMALL_FILE_BYTES", 9)
+    monkeypatch.setattr(compaction, "MAX_JOINED_BYTES", 6)
+    groups = compaction.select_files(files, TODAY)
+    assert [[file.path for file in group] for group in groups] == [["1", "2"], ["4", "5"]]
 
 
 def test_lake_maintenance_keeps_every_live_snapshot_readable(lake: Lake) -> None:
@@ -241,14 +268,16 @@ def test_lake_maintenance_that_was_killed_before_it_published_is_continued(
 @pytest.mark.parametrize("step", ["delete", "compact"])
 def test_lake_maintenance_publishes_no_row_that_an_ingest_adds_meanwhile(lake: Lake, step: str) -> None:
     patch = pytest.MonkeyPatch()
-    original: Callable[..., Any] = getattr(DeltaLog, "commit" if step == "delete" else "compact")
+    owner = DeltaLog if step == "delete" else Table
+    name = "commit" if step == "delete" else "compact"
+    original: Callable[..., Any] = getattr(owner, name)
 
     def racing(*arguments: Any) -> Any:
         patch.undo()
         append(lake, TODAY, "meanwhile")
         return original(*arguments)
 
-    patch.setattr(DeltaLog, original.__name__, racing)
+    patch.setattr(owner, name, racing)
     summary = maintain(lake, keep_days=20)
     assert summary.skipped == [VERDICT]
     assert stored_reasons(lake) == ALL

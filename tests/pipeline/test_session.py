@@ -82,6 +82,6 @@ def test_spark_session_of_a_small_source_uses_the_quick_compiler(
 
 @pytest.mark.parametrize("logger", ["executor.Executor", "scheduler.TaskSetManager"])
 def test_spark_session_leaves_the_errors_of_tasks_to_the_command(spark: SparkSession, logger: str) -> None:
-    log_manager = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager
+    log_manager = spark.sparkContext._jvm.org.apache.logging.log4j.LogManager  # type: ignore[union-attr]
     assert not log_manager.getLogger(f"org.apache.spark.{logger}").isErrorEnabled()
     assert log_manager.getLogger("org.apache.spark.SparkContext").isErrorEnabled()

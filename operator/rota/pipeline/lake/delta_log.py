@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime
 from typing import NamedTuple
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterProperties
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from pyspark.sql.types import StructType
@@ -39,9 +39,6 @@ class CommitResult(NamedTuple):
     version: int | None
     is_changed: bool
 
-
-_MAX_COMPACTIONS = 3
-_COMPACTED = WriterProperties(compression="ZSTD")
 
 PlanChanges = Callable[[DeltaTable | None], FileChanges | None]
 
@@ -87,25 +84,6 @@ class DeltaLog:
                 if changes.added and _contains(newer, changes.added):  # the answer was lost, not the commit
                     break
         return CommitResult(0 if version is None else version + 1, is_changed=True)
-
-    def compact(self, end_day: date) -> CommitResult:
-        """Join the small files of each partition of all days earlier than `end_day` in one commit.
-
-        Concurrent appends are no conflict. Raise ValueError if other commits change the same files again and again.
-        """
-        for _ in range(_MAX_COMPACTIONS):
-            table = self.load()
-            if table is None:
-                return CommitResult(None, is_changed=False)
-            try:
-                with storage_errors(self.uri):
-                    result = table.optimize.compact(
-                        partition_filters=[("date", "<", end_day.isoformat())], writer_properties=_COMPACTED
-                    )
-                return CommitResult(table.version(), is_changed=bool(result["numFilesRemoved"]))
-            except CommitFailedError:
-                continue  # another command has changed files that were compacted
-        raise ValueError(f"{self.uri} was changed by other commands during its compaction; run this command again")
 
     def add_columns(self, find_fields: Callable[[StructType], StructType]) -> None:
         """Add the fields that a function returns for the stored schema; a missing table has no columns to add."""

@@ -25,6 +25,7 @@ from rota.pipeline.lake.delta_log import (
 from rota.pipeline.lake.parquet_files import FileBatch, ParquetFiles
 from rota.pipeline.lake.reading.arrow_rows import collect_rows
 from rota.pipeline.lake.storage import native_filesystem
+from rota.pipeline.lake.upkeep.compaction import join_small_files
 from rota.pipeline.lake.upkeep.vacuum import RemovedFiles, remove_unused_files, trim_log
 
 _MAX_BROADCAST_ROWS = 500_000  # digests of 16 bytes
@@ -54,6 +55,7 @@ class Table:
         self.partitions = spec.partitions
         self.uri = f"{store.uri}/{spec.name}"
         self._store = store
+        self._spec = spec
         self._log = DeltaLog(store, spec.name, spec.schema, spec.partitions)
         self._files = ParquetFiles(store, spec)
         self._readable: dict[int, DeltaTable] = {}  # the newest of the loaded versions, which never change
@@ -181,7 +183,7 @@ class Table:
 
     def compact(self, end_day: date) -> CommitResult:
         """Join the small files of each partition of all days earlier than `end_day`; rows stay the same."""
-        return self._log.compact(end_day)
+        return join_small_files(self._store, self._spec, self._log, end_day)
 
     def dates(self, version: int | None) -> set[date]:
         """Return the days of which a version has rows."""
