@@ -1,8 +1,7 @@
 """Merges rows of offsets in order of group and time, in memory that does not depend on their number.
 
-A *run* is a sequence of batches in order of group and time. Ingest writes sorted files, each of which is a run.
-Compaction puts files one after the other. So a compacted file is sorted in parts, and each part is a run in a local
-file.
+A *run* is a sequence of batches in that order. Ingest and compaction write sorted files, each of which is a run. A file
+of another program may be sorted only in parts, and each part is a run in a local file.
 """
 
 import os
