@@ -24,7 +24,7 @@ def averagely_by_circle(roster: Roster) -> Owners:
 
 
 def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    """Yield the owner's block of the queue's topic."""
+    """Yield a sentence for each queue (an index) on why its owner has it: the owner's block of the topic."""
     topics = roster.topics
     for queue in queues:
         start, stop = _topic_of(queue, topics)
@@ -35,7 +35,7 @@ def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iter
 
 
 def why_averagely_by_circle(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    """Yield the queue's position in the topic."""
+    """Yield a sentence for each queue (an index) on why its owner has it: the queue's position in the topic."""
     topics = roster.topics
     for queue in queues:
         start, stop = _topic_of(queue, topics)

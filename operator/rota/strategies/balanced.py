@@ -7,10 +7,12 @@ The cost of an assignment is the sum over members of load² / capacity, which is
 plus a penalty for every queue whose owner is in another room; `rota.strategies.scales` has the formulas. The decision
 is greedy, in three stages:
 
-1. queues without an owner go, heaviest first, to a member of their room that is not yet full, otherwise to the member
-   where they add least cost (this is no move: no member loses them);
-2. a member without any queue takes one from the fullest member that has two;
-3. single queues move wherever that lowers the cost, until no move does. A member's last queue stays.
+1. queues without an owner go, heaviest first, to a member of their room that is not yet full (`Step.HOME`), otherwise
+   to the member where they add least cost (EMPTIEST if that is also the emptiest member, else CHEAPEST). This is no
+   move: no member loses them;
+2. a member without any queue takes one from the fullest member that has at least two (IDLE);
+3. single queues move wherever that lowers the cost by enough, until no move does (EVEN if the fleet becomes more even,
+   else HOMEWARD). A member's last queue stays.
 
 Stages 2 and 3 end when `maxMoves` queues have been taken from members. Every move of stage 3 lowers the cost by more
 than rounding, so the stage ends, and a second run on the result changes nothing.
@@ -119,7 +121,10 @@ def _trusted_capacities(roster: Roster, measured: Mapping[str, float]) -> list[f
 
 
 def _trusted_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[float]:
-    """Return the weights of queues after replacement; a retry queue weighs nothing, even if it was measured."""
+    """Return the weights of queues after replacement.
+
+    A retry queue is entered as 0 here, even if it was measured; `_scaled_weights` gives it its negligible weight.
+    """
     return replace_implausible([0.0 if is_retry_topic(queue.topic) else measured.get(queue) for queue in roster.queues])
 
 
@@ -162,18 +167,19 @@ class _Reasons:
         return self._reason_to_move(queue, now)
 
     def _reason_to_move(self, queue: int, owner: int) -> tuple[str, list[int]]:
-        step, giver, giver_carried, carried = self._scales.placements[queue]
+        # The loads are of both members just before this step.
+        step, giver, giver_load_before, owner_load_before = self._scales.placements[queue]
         place = self._describe_member(owner, queue)
-        load = self._describe_load(owner, carried)
+        load = self._describe_load(owner, owner_load_before)
         if step is Step.HOME:
-            return f"{place} had {f'capacity for it ({load})' if carried else 'no queue yet'}", [owner]
+            return f"{place} had {f'capacity for it ({load})' if owner_load_before else 'no queue yet'}", [owner]
         if step is Step.EMPTIEST:
             return f"{self._describe_other_room(owner, queue)}{place} was the emptiest ({load})", [owner]
         if step is Step.CHEAPEST:
             reason = f"{place} ({load}) is the best choice by load and room"
             return f"{self._describe_other_room(owner, queue)}{reason}", [owner]
         name = self._roster.members[giver]
-        giver_load = self._describe_load(giver, giver_carried)
+        giver_load = self._describe_load(giver, giver_load_before)
         reasons = {
             Step.IDLE: f"{place} was idle, and {name} ({giver_load}) was the fullest that could spare one",
             Step.EVEN: f"with {place} ({load}) the fleet is more even than with {name} ({giver_load})",
@@ -193,7 +199,10 @@ class _Reasons:
         return f"{reason} ({loads})", [owner, taker]
 
     def _reason_against_move(self, queue: int, candidates: Sequence[int]) -> tuple[int, str]:
-        """Return the best candidate among the emptiest members of each room, and the reason against it."""
+        """Return the best candidate among the emptiest members of each room, and the reason against it.
+
+        `lowers_cost` accepts any change beyond rounding errors, `is_worthwhile` only one that stage 3 would make.
+        """
         scales = self._scales
         cost_change, cheapest = min((scales.cost_change(queue, member), member) for member in candidates)
         evenness_change, evenest = min((scales.evenness_change(queue, member), member) for member in candidates)
@@ -225,12 +234,12 @@ class _Reasons:
         home = self._scales.queue_rooms[queue]
         return f"its room {home} {'was full' if home in self._scales.member_rooms else 'has no member'}, and "
 
-    def _describe_load(self, member: int, carried: int | None = None) -> str:
+    def _describe_load(self, member: int, load_before: int | None = None) -> str:
         """Describe a member's load, by default the present one.
 
         It is a number of queues if all count alike; the negligible weight of retry queues is then rounded away.
         """
-        load = self._scales.loads[member] if carried is None else carried
+        load = self._scales.loads[member] if load_before is None else load_before
         if self._has_equal_weights:
             return pluralize(round(load / max(self._scales.weights)), "queue")
         return f"{load / self._scales.capacities[member] / self._scales.mean_fullness:.0%} of its share"

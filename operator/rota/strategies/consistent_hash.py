@@ -50,7 +50,7 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
 def why_consistent_hash(
     roster: Roster, owners: Owners, queues: Sequence[int], *, virtualNodes: int = 10, **_hash: Hash
 ) -> Iterator[str]:
-    """Yield the member of the next virtual node on the ring."""
+    """Yield a sentence for each queue (an index) on why its owner has it: it has the next virtual node on the ring."""
     node_count = len(roster.members) * virtualNodes
     for queue in queues:
         if not node_count:
@@ -71,7 +71,10 @@ def _ring_positions(keys: Sequence[str], hash: Hash) -> Indices:  # noqa: A002
 
 
 def _reference_positions(keys: Sequence[str]) -> Indices:
-    """Return `ring_position` of each key. One array of all digests takes two thirds of the time of cutting each."""
+    """Return `ring_position` of each key.
+
+    Converting all digests in one array takes a third less time than slicing each digest.
+    """
     digests = b"".join([md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest() for key in keys])
     return np.frombuffer(digests, ">u4")[::4].astype(np.int64)  # the first of the four integers in each digest
 

@@ -174,7 +174,7 @@ class Scales:
         return fits
 
     def _fill_idle_members(self, moves: int) -> int:
-        """Give each idle member a queue of a member that has two; return how many moves remain."""
+        """Give each idle member a queue of a member that has at least two; return how many moves remain."""
         idle_members = [member for member, count in enumerate(self.queue_counts) if count == 0]
         givers = [(-self.fullness(member), member) for member, count in enumerate(self.queue_counts) if count > 1]
         heapq.heapify(givers)

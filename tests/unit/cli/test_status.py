@@ -498,8 +498,11 @@ async def test_cli_explain_relays_the_operators_error_for_an_unknown_queue(opera
         (["status", "--operator", "http://"], "--operator 'http://' is not a valid address"),
         (["status", "--operator", "ftp://a"], "--operator 'ftp://a' is not a valid address"),
         (["status", "--operator", "http://a/?x=1"], "--operator 'http://a/?x=1' is not a valid address"),
-        (["status", "--operator-namespace", "A"], "--operator-namespace 'A' is not a valid name"),
-        (["status", "--lease", "a/b"], "--lease 'a/b' is not a valid name"),
+        (
+            ["status", "--operator-namespace", "A"],
+            "--operator-namespace 'A' is not a valid name; give the operator's namespace, by default rota-system",
+        ),
+        (["status", "--lease", "a/b"], "--lease 'a/b' is not a valid name; give the operator's Lease, by default rota"),
     ],
 )
 async def test_cli_user_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:

@@ -1,4 +1,7 @@
-"""In-memory consumer: implements the broker port's `Consumer` on the in-memory cluster."""
+"""In-memory consumer, for `rota sidecar` on a laptop and for tests.
+
+It implements the broker port's `Consumer` on the in-memory cluster.
+"""
 
 import asyncio
 from collections.abc import Collection
@@ -86,7 +89,8 @@ class MemoryConsumer:
     async def _check_topics(self) -> None:
         await self._simulate_request(NAME_SERVER)
         if not self._store.brokers_of(self._subscriptions):
-            await self._cluster.queues(next(iter(self._subscriptions)))  # raises the reason
+            # No subscribed topic is on any broker: this raises the reason.
+            await self._cluster.queues(next(iter(self._subscriptions)))
 
     async def pull(
         self,
@@ -103,7 +107,8 @@ class MemoryConsumer:
         pulled = await self._fetch(queue, offset, max_messages)
         if commit_offset is not None:
             await self.commit(queue, commit_offset)
-        if pulled.next_offset == offset:  # not even a message with another tag was passed over: the queue ends here
+        # Nothing was read, not even a message with another tag: at the end of the queue, wait for new messages.
+        if pulled.next_offset == offset:
             while not (pulled.messages or pulled.correction) and now() < until:
                 await self._store.wait_for_messages(queue, self, until - now())
                 pulled = await self._fetch(queue, offset, max_messages)
@@ -114,7 +119,7 @@ class MemoryConsumer:
         return pulled._replace(messages=tuple(message for message in pulled.messages if message.tag in tags))
 
     def _admit_messages(self, pulled: PullResult, admission: Admission) -> PullResult:
-        """Unpack the pulled messages up to the limit; end the result before the first that is not admitted."""
+        """Unpack each body up to `max_body_bytes`; end the result before the first message that is not admitted."""
         messages: list[Message] = []
         for stored in pulled.messages:
             message = self._unpack_message(stored, admission.max_body_bytes)
@@ -130,7 +135,10 @@ class MemoryConsumer:
         return replace(message, body=body, body_error=body_error)
 
     async def _fetch(self, queue: Queue, offset: int, max_messages: int) -> PullResult:
-        """Read messages like a real broker, which compares only hashes of tags; the first pull ends a reset."""
+        """Read messages like a real broker, which compares only hashes of tags.
+
+        The first pull after an offset reset returns the new offset, with correction RESET.
+        """
         group = self._group
         groups = self._groups
         log = await self._messages_of(queue)

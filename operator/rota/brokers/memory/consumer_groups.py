@@ -40,7 +40,7 @@ class ConsumerGroups:
         self._settings[group, broker] = current._replace(**changed)
 
     def notify_members(self, group: str) -> None:
-        """Notify all members of a group but broadcasting ones that its members have changed."""
+        """Tell the members of a group, except broadcasting ones, that its membership has changed."""
         for member in self.members[group]:
             if not member.broadcasting:
                 asyncio.get_running_loop().call_soon(member.on_members_changed)

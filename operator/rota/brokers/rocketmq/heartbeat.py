@@ -68,13 +68,14 @@ class HeartbeatSender:
         self._check_not_left()
         await self._client.refresh(self._topics)
         if not self._client.topic_brokers:
-            await self._client.fetch_route(self._topics[0])  # raises the reason
+            await self._client.fetch_route(self._topics[0])  # no topic is on any broker: this raises the reason
         self._check_not_left()
 
     def on_connected(self, address: str, request: Frame) -> None:
         """Send a heartbeat on a new connection at once, unless the connection was opened for a heartbeat.
 
-        Until the heartbeat arrives, the broker considers the member offline.
+        `request` is the one for which the connection was opened. Until the heartbeat arrives, the broker considers the
+        member offline.
         """
         is_joined = self._joined and not self._left
         if is_joined and request.code != RequestCode.HEART_BEAT and address in self._replica_addresses():

@@ -80,7 +80,8 @@ class RoutingClient:
         """Fetch and cache the route of a topic; raise `NotFoundError` if the topic does not exist."""
         cached = self._routes.get(topic)
         self._routes.mark_requested(topic, _loop_time())
-        # Without a cached route, the topic may be on any broker.
+        # A name server that does not list all of these may not prove that the topic is missing: it may have just
+        # started. Without a cached route, the topic may be on any broker.
         possible_brokers = cached.brokers if cached else self._brokers.addresses
         try:
             response = await self._name_servers.fetch_route(topic, possible_brokers)
@@ -110,7 +111,7 @@ class RoutingClient:
         try:
             listed = await self._name_servers.fetch_brokers()
         except BrokerError:
-            self._brokers.mark_all_listed()
+            self._brokers.mark_all_listed()  # a failed lookup must not count as "unlisted"
             raise
         if listed:  # a name server that has just started lists no broker
             self._brokers.forget_missing(listed, _loop_time())
@@ -184,9 +185,10 @@ class RoutingClient:
             raise NotFoundError(f"There is no queue {queue}")
 
     async def recheck_queue(self, queue: Queue) -> None:
-        """Recheck a queue with a route not older than ROUTE_TRUST_SECONDS: the queue may have been deleted meanwhile.
+        """Raise `NotFoundError` if the topic is gone, or its route has the queue's broker but not the queue.
 
-        Raise `NotFoundError` only if the route contains the queue's broker. An unreachable name server proves nothing.
+        Fetch the route again unless that was tried in the last ROUTE_TRUST_SECONDS; a failed request is not repeated
+        sooner. If no name server answers, the cached route decides; without one, raise `UnreachableError`.
         """
         async with self._recheck_lock:
             if _loop_time() - self._routes.requested_at(queue.topic) >= ROUTE_TRUST_SECONDS:

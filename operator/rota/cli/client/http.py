@@ -30,7 +30,7 @@ def _validate_address(address: str) -> str:
 
 @asynccontextmanager
 async def connect_directly(operator: str) -> AsyncIterator[SendRequest]:
-    """Yield a function that sends requests to the operator at the user's address."""
+    """Yield a function that sends requests to the operator at the address that the user gave by --operator."""
     address = _validate_address(operator)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_SECONDS)) as session:
 
@@ -38,7 +38,7 @@ async def connect_directly(operator: str) -> AsyncIterator[SendRequest]:
             try:
                 async with session.get(address + path, params=params, allow_redirects=False) as response:
                     return response.status, await _read_response(response, address)
-            except InvalidResponseError:
+            except InvalidResponseError:  # a ValueError whose message is complete
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 hint = "start the operator, or give another --operator"

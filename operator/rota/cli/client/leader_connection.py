@@ -78,11 +78,11 @@ def _with_option_hint(error: NoConnectionError) -> InvalidResponseError:
 
 def check_names(namespace: str, lease: str) -> None:
     """Raise ValueError unless both are valid Kubernetes names."""
-    remedy = "give the operator's, rota-system and rota by default"
     if not is_dns_label(namespace):
+        remedy = "give the operator's namespace, by default rota-system"
         raise ValueError(f"--operator-namespace {namespace!r} is not a valid name; {remedy}")
     if not is_dns_subdomain(lease):
-        raise ValueError(f"--lease {lease!r} is not a valid name; {remedy}")
+        raise ValueError(f"--lease {lease!r} is not a valid name; give the operator's Lease, by default rota")
 
 
 class LeaderAddress(NamedTuple):
@@ -175,4 +175,6 @@ def _api_server_error(body: bytes) -> str:
         status = msgspec.json.decode(body, type=_ResponseStatus)
     except (msgspec.DecodeError, RecursionError):
         return ""
-    return status.message or "no reason given" if status.kind == "Status" else ""
+    if status.kind != "Status":
+        return ""
+    return status.message or "no reason given"

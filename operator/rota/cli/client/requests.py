@@ -19,7 +19,7 @@ class InvalidResponseError(ValueError):
 class NoConnectionError(InvalidResponseError):
     """Raised if the operator cannot be reached through the cluster.
 
-    A command that has the option --operator adds to the message that the user may give it.
+    A command with the option --operator appends a hint to use it.
     """
 
 

@@ -98,8 +98,10 @@ def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
             if isinstance(event, yaml.DocumentStartEvent) and mark:
                 starts.append(mark.index)
         values = list(yaml.load_all(text, KubectlLoader))
+    if not values:  # an empty text, or only comments
+        return
     cuts = [0, *starts[1:], len(text)]  # the first piece includes comments before its document
-    for (start, end), value in zip(pairwise(cuts), values, strict=bool(values)):  # an empty text has no document
+    for (start, end), value in zip(pairwise(cuts), values, strict=True):
         yield text[start:end], value
 
 

@@ -47,7 +47,8 @@ class _Relay(NamedTuple):
             async with self.sessions.get(leader.pod, path, headers, is_secure=leader.authenticates_users) as response:
                 return await forward_response(request, response, FORWARDED_RESPONSE_HEADERS)
         except (InvalidResponseError, NoResponseError) as error:
-            # `forward_response` has closed the connection: a part of the response was already sent.
+            # If a part of the response was already sent, `forward_response` has closed the connection, and no error
+            # response can follow.
             if request.transport is None or request.transport.is_closing():
                 raise ConnectionResetError from None
             body = msgspec.json.encode({"error": str(error)})
@@ -68,7 +69,7 @@ async def serve_until_cancelled(target: Target, port: int) -> None:
         PodSessions(api, login, target.operator_namespace) as sessions,
     ):
         try:
-            await find_leader(api, target.operator_namespace, target.lease)
+            await find_leader(api, target.operator_namespace, target.lease)  # fail at the start, not at a request
         except NoResponseError as error:
             raise InvalidResponseError(f"{error}; check the kubeconfig and the cluster") from None
         app = web.Application()

@@ -36,8 +36,9 @@ class ReportExtras(NamedTuple):
 
     page_url: str | None = None  # base URL of the operator's page, for links to each advised group
     board_url: str | None = None  # base URL of Grafana, for links to each advised group
-    earlier: EarlierAdvice | None = None  # of a version that stays readable after this recommendation
-    backtest: DataFrame | None = None  # BACKTEST, of the same policies
+    # The recommendations of an earlier run, read at a fixed table version, because this run overwrites the table.
+    earlier: EarlierAdvice | None = None
+    backtest: DataFrame | None = None  # rows of the mart backtest, for the same policies
 
 
 def write_recommendation(  # noqa: PLR0913 - options of the command
@@ -84,10 +85,10 @@ def check_links(extras: ReportExtras) -> ReportLinks:
     )
 
 
-def _add_extras(data: Findings, extras: ReportExtras, chosen: DataFrame) -> Findings:
+def _add_extras(data: Findings, extras: ReportExtras, recommendations: DataFrame) -> Findings:
     """Return the report's data with the parts that have an input."""
     if extras.earlier is not None:
-        data = replace(data, observed=observe_advice(extras.earlier, chosen, data.policies))
+        data = replace(data, observed=observe_advice(extras.earlier, recommendations, data.policies))
     if extras.backtest is not None:
         data = replace(data, backtest=summarize_backtest(extras.backtest, [*data.policies]))
     return data

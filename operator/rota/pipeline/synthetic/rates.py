@@ -88,13 +88,13 @@ def _parse_traces(lines: Iterable[bytes], path: Path, scale: float) -> Iterator[
 
 
 def trace_rates(trace: RateTrace, begins: float, steps: int, first_day: int) -> Rates:
-    """Return messages a second in each step from `begins` on, as in the trace from the same time of day on.
+    """Return the rate, in messages a second, in each step of a history that starts at `begins`.
 
-    `first_day` chooses the day of the trace at which to begin. A history that is longer than the trace repeats the
-    trace, from the same time of day on.
+    The trace is read from the same time of day, on its day `first_day` (modulo its number of whole days). A longer
+    history repeats the trace's whole days. A trace shorter than a day repeats as a whole, so its times of day shift.
     """
     whole_days = max(1, int(trace.seconds // DAY_SECONDS))
-    period = min(whole_days * DAY_SECONDS, trace.seconds)  # a trace of less than a day repeats at another time of day
+    period = min(whole_days * DAY_SECONDS, trace.seconds)
     offset = (begins - trace.start_seconds) % DAY_SECONDS + first_day % whole_days * DAY_SECONDS
     edges = offset + STEP_SECONDS * np.arange(steps + 1)
     trace_edges = trace.step_seconds * np.arange(len(trace.values) + 1)
@@ -125,7 +125,7 @@ def generate_traffic(
     columns: list[Rates] = []
     for place, index in enumerate(chosen.tolist()):
         trace = recorded.traces[index]
-        count = len(range(place, queue_count, len(chosen)))
+        count = len(range(place, queue_count, len(chosen)))  # queues are dealt to the topics in turn
         rates = recorded.scale * trace_rates(trace, begins, steps, int(rng.integers(0, 1 << 30)))
         shares = rng.lognormal(0.0, skew, count)
         queues += [Queue(trace.name, f"broker-{'ab'[number % 2]}", number // 2) for number in range(count)]

@@ -44,7 +44,7 @@ def document_records(situation: Situation, draft: Draft, document: Assignment) -
 
 
 def _handover_records(draft: Draft, group: str, at: str, generation: int) -> Iterator[dict[str, object]]:
-    """Yield a record about each change of owners; a record has the queues whose decisions differ in nothing else."""
+    """Yield one record for all queues with the same act, proof, state, holder and next owner."""
 
     def all_but_queue(decision: Decision) -> tuple[str, str, OwnershipState, Holder, Holder]:
         none = Holder("", "")  # can be sorted, which None cannot
@@ -73,10 +73,11 @@ def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> It
     for condition in status_now["conditions"]:
         previous = published.get(condition["type"], {})
         is_unchanged = (previous.get("status"), previous.get("reason")) == (condition["status"], condition["reason"])
+        # Derived conditions need no record: they follow from the others.
         if condition["type"] in conditions.DERIVED_CONDITIONS or is_unchanged:
             continue
         yield journal_record(
-            "verdict",
+            "verdict",  # the kind of records with a condition's new status
             situation.snapshot.group,
             situation.formatted_now,
             condition=condition["type"],
@@ -94,6 +95,7 @@ def owners_record(
     snapshot: Snapshot, plan: Plan, document: Assignment, spec: GroupSpec, now: float
 ) -> dict[str, object]:
     """Return the journal record about a stored document: queues by owner, in transition, and unowned."""
+    # `document.everyone` has all queues of a Broadcasting group, and is None for other groups.
     assigned = {*owners_of(document), *document.releasing, *(document.everyone or ()), *plan.unmanaged_queues}
     return journal_record(
         "owners",

@@ -43,10 +43,13 @@ class DeliveryScheduler:
     def start_next(
         self, now: float, max_messages: Callable[[Queue], int], free_slots: float = inf, total_slots: int = 0
     ) -> Batch | None:
-        """Start the next delivery, if one of the `total_slots` is free; a queue that cannot deliver loses its turn."""
+        """Start the next delivery, if one of the `total_slots` is free.
+
+        A queue that cannot deliver is removed until it is offered again.
+        """
         if free_slots <= 0:
             return None
-        only_idle_queues = free_slots <= total_slots // RESERVED_DIVISOR  # never in Pull, which has no slots
+        only_idle_queues = free_slots <= total_slots // RESERVED_DIVISOR  # never in delivery mode Pull: it has no slots
         for _ in range(len(self._ready)):
             if not self._ready:  # `may_deliver` can withdraw queues
                 break

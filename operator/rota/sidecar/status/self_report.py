@@ -1,4 +1,4 @@
-"""Builds a member's full report from the state of its components."""
+"""Builds a member's full report, and the progress pages of its queues, from the state of its components."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ class ReportedReader(Protocol):
 
 
 class QueuesPage(Struct, frozen=True):
-    """Progress of some of the member's queues; `next` is the index of the next page, if any."""
+    """Progress of some of the member's queues; `next` is the index of the next page's first queue, if any."""
 
     queues: list[QueueStatus]
     next: int | None = None
@@ -69,9 +69,10 @@ def full_report(
     readers: Mapping[Queue, ReportedReader],
     released_queues: ReleasedQueues,
 ) -> FullReport:
-    """Return the full report; `member_report` covers only state that is on the disk.
+    """Return `member_report`, which has only persisted state that a restart cannot contradict, with state in memory.
 
-    MemberStatus replaces the revision, and fills in what it knows itself: incarnation, settings, notices of consumers.
+    MemberStatus sets the other fields: `revision` (it also counts changes of problems, settings and consumers),
+    `incarnation`, `settings`, and `consumers_changed` (how often brokers notified it of joining or leaving consumers).
     """
     states = Counter(_queue_state(queue, reader, member) for queue, reader in readers.items())
     del states[""]  # nothing to report; a Counter ignores a missing key
@@ -83,7 +84,10 @@ def full_report(
 
 
 def _queue_state(queue: Queue, reader: ReportedReader, member: Member) -> QueueState:
-    """Return the state of a queue by its lease or, while it is Running, by its pulls; empty if it is read normally."""
+    """Return the state of a queue by its lease or, while it is Running, by its pulls; empty if it is read normally.
+
+    A lease is the state of one queue at the member, from its assignment to its release.
+    """
     lease = member.leases.get(queue)
     return _STATE_BY_LEASE.get(lease.state, reader.pull_status.obstacle) if lease else ""
 
@@ -100,7 +104,10 @@ def _uncommitted_entries(member: Member, readers: Mapping[Queue, ReportedReader]
 
 
 def _uncommitted(queue: Queue, window: QueueWindow) -> Uncommitted | None:
-    """Return the offsets of the messages that the queue's next reader repeats; None if it repeats none."""
+    """Return the offsets of the messages that the queue's next owner would deliver again; None if there are none.
+
+    They were already given to the app, but their offset is not committed.
+    """
     if window.max_sent_offset is None or not window.would_repeat:
         return None
     return Uncommitted(*queue, given=window.max_sent_offset, start=window.start_offset)

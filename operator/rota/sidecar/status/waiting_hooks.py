@@ -1,7 +1,8 @@
 """Limits how many waiting preStop hooks of app containers keep their connection while other clients need one.
 
-App containers' preStop hooks wait at the sidecar for the drain. The server does not close a connection with a request
-for the sake of another client: the connection is protected until `release_connection`.
+App containers' preStop hooks wait at the sidecar for the drain. At its limit of connections, the server closes an idle
+connection if another client needs one, but never one whose request is still being answered, unless
+`release_connection` was called for it.
 """
 
 from collections import Counter
@@ -19,10 +20,11 @@ class WaitingHooks:
     """Divides protected connections among the addresses that requests come from.
 
     The kubelet sends the hooks of all containers of a pod from one address, which a sidecar cannot know: it depends on
-    the cluster's network. An attacker needs 64 addresses, or the kubelet's own one, to leave all hooks without
-    protection. Even at the kubelet's address an attacker must come before the hooks: a later request never displaces an
-    earlier one of its address, so once the hooks wait it is too late. An unprotected request goes on waiting, until
-    another client needs its connection.
+    the cluster's network. Each new request beyond the limit costs the busiest address its newest protection, or gets
+    none itself if no address has more requests than its own. So a protected address keeps its oldest request: one hook
+    stays protected, unless 64 other addresses, or an attacker at the kubelet's own address, hold all protections before
+    the hooks connect. At the kubelet's address, an attack that starts after the hooks have connected has no effect. An
+    unprotected request goes on waiting, until another client needs its connection.
     """
 
     def __init__(self, limit: int = MAX_PROTECTED_HOOKS) -> None:

@@ -27,7 +27,7 @@ async def open_connection(
 ) -> Connection:
     """Connect; raise `NotSentError` if that fails or the policy forbids the address.
 
-    With `frame_account`, a large frame is read only once the budget has room for it.
+    With `frame_account`, a large frame is read only once the memory budget for frames has room.
     """
     endpoint = split_address(address)
     if endpoint is None:

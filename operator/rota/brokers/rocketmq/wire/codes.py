@@ -65,6 +65,7 @@ class ResponseCode(IntEnum):
     GO_AWAY = 1500
 
 
+# Responses to a send after which the message is stored.
 STORED_CODES = frozenset(
     {
         ResponseCode.SUCCESS,

@@ -16,16 +16,21 @@ _MEBIBYTE = 2**20
 def maintain(
     uri: str, journal: str | None, output: str, *, keep_days: int | None, snapshot_days: int, is_optional: bool
 ) -> None:
-    """Maintain a lake, and print what was done; an optional lake need not have a snapshot."""
+    """Maintain a lake, and print what was done.
+
+    Rows and journal segments are kept for `keep_days` days (None: for ever), and snapshots for `snapshot_days` days
+    after a newer one has replaced them. With `is_optional`, a lake without a snapshot is no error: nothing is done.
+    """
     lake = open_lake(uri)
     store = open_store(journal or f"{lake.uri}/{JOURNAL}")
     now = datetime.now(UTC)
     maintenance = Maintenance(lake, store, now, keep_days=keep_days, snapshot_days=snapshot_days)
-    if is_optional and not lake.snapshots.numbers():
+    has_snapshot = bool(lake.snapshots.numbers())
+    if is_optional and not has_snapshot:
         print_line(f"{lake.uri} has no snapshot yet")
         return
-    if lake.snapshots.numbers():
-        check_clock(lake.store, now)
+    if has_snapshot:  # otherwise `run` raises, and the check must not write its probe where no lake is
+        check_clock(lake.store, now)  # the age of files decides which ones are removed
     summary = maintenance.run()
     print_value(asdict(summary), output, lambda: _print_summary(lake.uri, summary))
 

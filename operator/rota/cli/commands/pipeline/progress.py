@@ -17,7 +17,8 @@ class Progress:
 
     def __init__(self) -> None:
         self._quiet_until = time.monotonic() + QUIET_SECONDS
-        self.pending_timer: Timer | None = None  # until the present step is printed, if it is not yet
+        # Prints the present step when QUIET_SECONDS are over; None if no step has waited.
+        self.pending_timer: Timer | None = None
 
     def __call__(self, step: str) -> None:
         """Announce the step that starts now."""

@@ -1,4 +1,4 @@
-"""`rota pipeline recommend`: its input files and its summary."""
+"""`rota pipeline recommend`: its inputs, its steps and its printed summary."""
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
@@ -50,8 +50,8 @@ def recommend(
 ) -> None:
     """Simulate, write the marts and the report's folder, and print the summary.
 
-    `options` holds the cost weights, the least gain in percent that justifies a change, the number of groups with
-    plots, the URLs for links, and whether to test the advice.
+    `options` has the keys `weights` (of costs), `least_gain` (in percent, that justifies a change), `top` (number of
+    groups with plots), `page_url` and `board_url` (for links), and `backtest` (whether to test the advice).
     """
     from rota.pipeline.report.outputs import REPORT_FILE
 
@@ -106,7 +106,7 @@ def write_report(
 
 
 def read_earlier_advice(spark: "SparkSession", opened: OpenedLake) -> "EarlierAdvice | None":
-    """Return the recommendations in the opened snapshot, which this command may replace; None if it has none."""
+    """Return the recommendations of an earlier run, None if there are none; this run may write new ones over them."""
     from rota.pipeline.report.earlier_advice import EarlierAdvice
     from rota.pipeline.report.outputs import CHOSEN_TABLE
 
@@ -121,14 +121,17 @@ def _run_backtest(
     min_gain: float,
     opened: OpenedLake,
 ) -> "DataFrame":
-    """Test advice on each history, write the mart backtest, and return it as it was written."""
+    """Choose policies by the first half of each history, and compute their cost in the second half.
+
+    Return the mart backtest as it was written.
+    """
     from rota.pipeline.recommend.backtest_job import backtest_histories
 
     return opened.write("marts/backtest", backtest_histories(histories, policies, weights, min_gain))
 
 
 def _print_backtest(summary: "BacktestSummary") -> None:
-    """Print what each choice of policies would have cost, and how good advice would have been."""
+    """Print what each choice of policies would have cost in the second halves, and how good the advice was."""
     from rota.pipeline.report.backtest_section import backtest_table, describe_backtest
 
     if summary.groups:
@@ -147,25 +150,28 @@ def _print_summary(findings: "Findings") -> None:
     )
     from rota.pipeline.report.report_data import best_for_all, find_leading_group, sums_of
 
-    examined = findings.scope
-    best = best_for_all(findings)
-    present = sums_of(findings)
-    improved = sums_of(findings, OWN_POLICIES)
-    judged = examined.groups - examined.unjudged
-    if present is None or improved is None:
+    scope = findings.scope
+    best_single_policy = best_for_all(findings)
+    present_sums = sums_of(findings)
+    advised_sums = sums_of(findings, OWN_POLICIES)  # each group with the policy recommended for it
+    judged_groups = scope.groups - scope.unjudged  # without groups whose present policy has no known cost
+    if present_sums is None or advised_sums is None:
         print_line("There is nothing to recommend: the present cost of the groups is unknown")
     else:
-        gain = f", together {describe_change(present['cost'], improved['cost'])} cost" if examined.changing else ""
+        gain = ""
+        if scope.changing:
+            gain = f", together {describe_change(present_sums['cost'], advised_sums['cost'])} cost"
         if first := find_leading_group(findings):
             gain += f", of that {format_percent(first.gain_fraction)} is group {first.group}"
-        print_line(f"{examined.changing} of {pluralize(judged, 'group')} would benefit from another policy{gain}")
-        print_line(describe_history_length(examined.longest))
-    if best is not None and present is not None:
-        advice = f"One policy for all: {best['policy']}, {describe_change(present['cost'], best['cost'])} cost than now"
-        if best["unusable"]:
-            advice += f"; {pluralize(best['unusable'], 'group')} cannot use it, and would keep theirs"
+        print_line(f"{scope.changing} of {pluralize(judged_groups, 'group')} would benefit from another policy{gain}")
+        print_line(describe_history_length(scope.longest))
+    if best_single_policy is not None and present_sums is not None:
+        change = describe_change(present_sums["cost"], best_single_policy["cost"])
+        advice = f"One policy for all: {best_single_policy['policy']}, {change} cost than now"
+        if best_single_policy["unusable"]:
+            advice += f"; {pluralize(best_single_policy['unusable'], 'group')} cannot use it, and would keep theirs"
         print_line(advice)
-    elif present is not None and present["cost"]:
+    elif present_sums is not None and present_sums["cost"]:
         print_line("No single policy is better for all groups")
     for row in findings.problems:
-        print_line(describe_problem(row, examined.groups))
+        print_line(describe_problem(row, scope.groups))

@@ -42,10 +42,13 @@ def rollup(
 def read_reports(
     spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None, reports: Sequence[HistoryReport]
 ) -> "DataFrame":
-    """Return the rows of reports on the last `days` days; a rollup also has hours of the day before."""
+    """Return the rows of reports on the last `days` days.
+
+    A rollup also has hours of the day before; `write_rollup` drops them, and audits begin at `audited_since`.
+    """
     progress("reading the history")
     first_day = opened.first_day(days)
-    # Include the day before, because its records show the owners at the start of the first hour.
+    # Records of the day before show the owners at the start of the first hour; that day itself is not audited.
     since = first_day - timedelta(days=1) if first_day and HistoryReport.ROLLUP in reports else first_day
     history = read_history(spark, opened.lake, opened.snapshot, HISTORY_KINDS, since)
     return compute_history(history._replace(audited_since=first_day), reports)
@@ -59,13 +62,13 @@ def write_rollup(progress: Progress, reports: "DataFrame", opened: OpenedLake, d
         frame = frame.where(col("hour") >= lit(since))
     progress("rolling up, and writing")
     dated = frame.withColumn("date", to_date("hour"))
-    written = opened.write(ROLLUP, dated, opened.days_since(since))
+    written = opened.write(ROLLUP, dated, dates=opened.days_since(since))
     return written.where(col("date") >= lit(since)) if since else written
 
 
 def _print_rollup(rows: list[dict[str, Any]] | None, output: str) -> None:
     if rows is None:
-        _refuse_rows(ROLLUP, output)
+        _report_too_many_rows(ROLLUP, output)
     else:
         print_value(rows, output, lambda: print_table(list(map(printed_row, rows))))
 
@@ -81,12 +84,10 @@ def timeline(
     worst = col("kind").isin(*OPERATOR_ERRORS)
     rows = _collect_rows(violations.orderBy(worst.desc(), "group", "since", "topic", "broker", "queue"))
     if rows is None:
-        _refuse_rows("marts/violations", output)
-    else:
-        print_value(rows, output, lambda: print_table(rows) if rows else print_line("No violations of queue ownership"))
-    if rows is None:
+        _report_too_many_rows("marts/violations", output)
         is_wrong = violations.where(worst).limit(1).count() > 0
     else:
+        print_value(rows, output, lambda: print_table(rows) if rows else print_line("No violations of queue ownership"))
         is_wrong = any(row["kind"] in OPERATOR_ERRORS for row in rows)
     if is_wrong:
         raise click.exceptions.Exit(1)
@@ -99,8 +100,8 @@ def write_audit(progress: Progress, reports: "DataFrame", opened: OpenedLake) ->
     return opened.write("marts/violations", select_violations(reports))
 
 
-def _refuse_rows(table: str, output: str) -> None:
-    """Say that there are too many rows to print; raise ValueError if a program waits for them."""
+def _report_too_many_rows(table: str, output: str) -> None:
+    """Print that a table has too many rows to print; in the formats json and yaml, raise ValueError instead."""
     problem = f"{table} has more than {MAX_PRINTED_ROWS:,} rows, too many to print; read the table"
     if output != "table":
         raise ValueError(problem)
@@ -120,4 +121,4 @@ def _to_json_values(row: "Row") -> dict[str, Any]:
 def _to_json_value(value: Any) -> Any:
     if hasattr(value, "astimezone"):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    return json.loads(json.dumps(value))
+    return json.loads(json.dumps(value))  # plain types, as yaml.safe_dump needs; a value without a JSON form raises
