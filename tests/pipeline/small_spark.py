@@ -26,8 +26,15 @@ def run_ingest(lake: str, logs: Path) -> Iterator[subprocess.Popen[bytes]]:
             env=os.environ | SMALL,
             start_new_session=True,  # its process group has its Java, and nothing else
         )
-    try:
+    with killed_at_the_end(process):
         yield process
+
+
+@contextmanager
+def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a process that leads a process group, with what remains of the group, in the end."""
+    try:
+        yield
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -35,23 +35,23 @@ class SegmentLine(NamedTuple):
 
 def iterate_lines(journal: ObjectStore, key: str) -> Iterator[SegmentLine]:
     """Yield the lines of a segment as far as it can be read, then the reason if it cannot be read to its end."""
-    rest = b""
+    unfinished_line = b""
     reason: str | None = None
     try:
         for piece in _decompress(journal.read(key)):
-            *lines, rest = (rest + piece).split(b"\n")
+            *lines, unfinished_line = (unfinished_line + piece).split(b"\n")
             for line in lines:
                 yield SegmentLine(line, None)
-            if len(rest) > MAX_LINE_BYTES:
+            if len(unfinished_line) > MAX_LINE_BYTES:
                 reason = LONG_LINE_REASON
-                rest = b""
+                unfinished_line = b""
                 break
     except FileNotFoundError:
         reason = MISSING_REASON
     except BrokenSegmentError as error:
         reason = str(error)
-    if rest:  # a last line without a line break, or the part of it that can be read
-        yield SegmentLine(rest, None)
+    if unfinished_line:  # a last line without a line break, or the part of it that can be read
+        yield SegmentLine(unfinished_line, None)
     if reason:
         yield SegmentLine(None, reason)
 
