@@ -19,7 +19,7 @@ from rota.model import Finding, Queue, Reason
 
 WINDOW_SECONDS = 300.0
 INTERVAL_SECONDS = 15.0  # length of the intervals that make up the window
-MIN_ATTEMPTS = 10  # in the window; with fewer, no problem is reported
+MIN_ATTEMPTS = 10  # in the window; with fewer, no new problem is reported
 FAILING_SHARE = 0.5  # of failed attempts, from which on the app counts as failing
 RECOVERED_SHARE = 0.25  # below which a failing app counts as working again
 MESSAGE_INTERVAL_SECONDS = 60.0  # between two sentences with different figures: each is a write to the API server
@@ -97,7 +97,7 @@ class DeliveryTotals:
 
     @property
     def failed_attempts(self) -> int:
-        """How many of the failed attempts reached the app."""
+        """How many attempts failed at the app; those that did not reach it (APP_UNREACHED_OUTCOMES) are left out."""
         return sum(number for outcome, number in self.failures.items() if outcome not in APP_UNREACHED_OUTCOMES)
 
 
@@ -126,12 +126,12 @@ class _Interval:
 class GroupDeliveries:
     """The deliveries of one group, since this operator became the leader.
 
-    The counters of a process that is younger than the window count in full. What an older process counted before its
-    first page was read may be older than the window, and only serves to take differences.
+    When a process is read for the first time, all that it has counted is added if it started within the last
+    WINDOW_SECONDS. Otherwise its counters are only the baseline from which the next differences are taken.
     """
 
     def __init__(self, published_message: str = "") -> None:
-        """Keep the problem that the status already reports, until enough attempts were read to judge again."""
+        """Keep the problem that the status already reports, until attempts show otherwise or the grace time is over."""
         self.totals_by_queue: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's revision
         self.totals_by_topic: dict[str, DeliveryTotals] = {}
         self.problem = Finding(Reason.DELIVERIES_FAILING, published_message) if published_message else None

@@ -1,11 +1,12 @@
 """Vectorized `rota.lag`: the lags, lag states and delays of many queues at once, each as `rota.lag` computes it alone.
 
 Samples of any number of queues are rows of columns; each row has the index of the same queue's previous sample. So
-samples of one time need not be adjacent, and queues may come and go. All queues step back in time together, and a queue
+samples of one time need not be adjacent, and queues may come and go. All queues step back in time together, and one
 with a known result drops out.
 
-There are two kinds of indices. A *row* is the index of a sample in the columns. A *slot* is the index of a queue among
-those that are judged: in `judged_rows`, in the results, and in each array with one element per judged queue.
+There are two kinds of indices. A *row* is the index of a sample in the columns. A *judged row* is one whose lag state
+is wanted, such as each queue's newest; a *slot* is its index in `judged_rows`, in the results, and in each array with
+one element per judged row.
 """
 
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class OffsetColumns(NamedTuple):
     sampled_at: NDArray[np.float64]
     min_offset: Offsets
     max_offset: Offsets
-    committed_offset: Offsets  # or NOT_COMMITTED, or OFFSET_UNKNOWN: the row does not count as a sample
+    committed_offset: Offsets  # or NOT_COMMITTED, or OFFSET_UNKNOWN: the row's lag is unknown
     has_owner: NDArray[np.bool_]
     previous_row: RowIndices  # index of the same queue's previous sample; -1: none
     start_code: NDArray[np.int8]
@@ -74,7 +75,7 @@ def compute_lags(samples: OffsetColumns) -> Offsets:
 class _Movement(NamedTuple):
     """How the queues' offsets and lags moved over the samples in their windows: one element per slot.
 
-    Samples without a lag do not count.
+    Samples without a lag show no movement.
     """
 
     sample_count: NDArray[np.int64]

@@ -17,7 +17,7 @@ RangesByTopic = dict[str, dict[str, str]]
 _RANGE_PATTERN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID_PATTERN = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 MAX_TOPIC_BROKER_PAIRS = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
-MAX_QUEUES_PER_DOCUMENT = 2**17  # or report: a short text can name that many, and all are expanded
+MAX_QUEUES_PER_DOCUMENT = 2**17  # or report: a short text can name that many, and most readers expand them
 _TOO_MANY_QUEUES = f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named"
 
 
@@ -120,8 +120,10 @@ def _parse_spans(ranges: str) -> list[tuple[int, int]]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         count += last - first + 1
         is_invalid = last < first  # also without a match: (0, -1) has no id
-        if is_invalid or count > MAX_QUEUES_PER_DOCUMENT:
+        if is_invalid:
             raise ValueError(f"Invalid queue ids {_shorten(ranges)}: write them as 0-3,7")
+        if count > MAX_QUEUES_PER_DOCUMENT:
+            raise ValueError(f"Invalid queue ids {_shorten(ranges)}: {_TOO_MANY_QUEUES}")
         spans.append((first, last))
     if any(later[0] <= earlier[1] for earlier, later in pairwise(sorted(spans))):
         raise ValueError(f"Invalid queue ids {_shorten(ranges)}: an id is named twice")

@@ -435,6 +435,15 @@ def test_recommend_report_plot_of_one_value_or_none_is_drawn() -> None:
         assert 2 <= drawn.count("text-anchor='end'") + drawn.count('text-anchor="end"') <= 8
 
 
+def test_recommend_report_stepped_plot_holds_a_value_until_an_unknown_one() -> None:
+    points = [(NOON, 1.0), (NOON + 600, 1.0), (NOON + 1200, None), (NOON + 1800, 2.0)]
+    drawn = draw_lines("Moves", [PlotLine("now", "now", points)], is_stepped=True)
+    ((start, end),) = re.findall(r"M([\d.]+) [\d.]+h\.1H([\d.]+)M", drawn)
+    ((last, last_end),) = re.findall(r"M([\d.]+) [\d.]+h\.1H([\d.]+)[\"']", drawn)
+    assert float(end) - float(start) == pytest.approx((float(last) - float(start)) * 2 / 3, abs=0.2)
+    assert last_end == last
+
+
 def test_recommend_report_plot_of_zeros_has_two_different_ticks() -> None:
     drawn = draw_lines("Lag", [PlotLine("now", "now", [(NOON, 0.0), (NOON + 600, 0.0)])])
     assert re.findall(r">([\d,.k]+)</text>", drawn) == ["0", "1"]

@@ -129,15 +129,15 @@ def test_pipeline_jars_of_another_hadoop_are_not_used(tmp_path: Path, monkeypatc
     with pytest.raises(
         ValueError, match=r"brings Hadoop 3\.4\.2, but .*--packages org\.apache\.hadoop:hadoop-aws:3\.4\.2"
     ):
-        bucket_access.find_jars(["s3://bucket/lake"])
-    assert bucket_access.find_jars(["/lake", "gs://bucket/lake"]) == {}
+        bucket_access.jar_settings(["s3://bucket/lake"])
+    assert bucket_access.jar_settings(["/lake", "gs://bucket/lake"]) == {}
 
 
 def test_pipeline_jars_that_spark_has_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "hadoop-aws-3.4.2.jar").write_text("")
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    assert bucket_access.find_jars(["s3a://bucket/lake"]) == {}
+    assert bucket_access.jar_settings(["s3a://bucket/lake"]) == {}
 
 
 @pytest.mark.usefixtures("mirror")
@@ -148,10 +148,10 @@ def test_pipeline_jars_are_looked_for_in_the_users_cache_or_folder(
     monkeypatch.delenv("ROTA_SPARK_JARS", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cache = tmp_path / "rota" / "s3-jars-1.0"
-    assert bucket_access.find_jars(["s3://bucket/lake"]) == {"spark.driver.extraClassPath": f"{cache}/*"}
+    assert bucket_access.jar_settings(["s3://bucket/lake"]) == {"spark.driver.extraClassPath": f"{cache}/*"}
     assert find_missing(cache) == []
     monkeypatch.setenv("ROTA_SPARK_JARS", str(tmp_path / "own"))
-    assert bucket_access.find_jars(["s3://bucket/lake"]) == {"spark.driver.extraClassPath": f"{tmp_path}/own/*"}
+    assert bucket_access.jar_settings(["s3://bucket/lake"]) == {"spark.driver.extraClassPath": f"{tmp_path}/own/*"}
 
 
 def test_pipeline_jar_names_are_those_of_a_maven_repository() -> None:

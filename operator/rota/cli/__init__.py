@@ -236,7 +236,9 @@ def inject(**options: Any) -> None:
 )
 @default_option("--own-namespace", envvar="POD_NAMESPACE", default="default", help="Namespace of the Lease.")
 @default_option("--lease", envvar="ROTA_LEASE", default="rota", help="Name of the operator's Lease.")
-@click.option("--identity", envvar="POD_NAME", default="", help="Identity in the Lease; default: the host name.")
+@click.option(
+    "--identity", envvar="POD_NAME", default="", help="Identity in the Lease; default: host name and process id."
+)
 @click.option(
     "--pod-uid", envvar="POD_UID", default="", help="Uid of the pod, by which other replicas detect that it is gone."
 )

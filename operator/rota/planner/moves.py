@@ -1,7 +1,7 @@
 """Draft of the next document: desired owner, proof about the holder, and resulting act for each queue.
 
-A handover takes two documents: the first revokes the queue, which is then in `releasing`; a later one grants it, once
-there is a proof that the holder no longer consumes it. Gates and the budget hold back voluntary revokes only.
+A handover usually takes two documents: the first revokes the queue, which is then in `releasing`; a later one grants
+it, once there is a proof that the holder no longer consumes it. Gates and the budget hold back voluntary revokes only.
 """
 
 from collections import Counter
@@ -25,7 +25,10 @@ from rota.strategies.arrays import Owners, current_owners, no_owners
 
 STRATEGY_FAILED_SUFFIX = "; every queue stays with its owner until that is corrected"
 RELEASE_MARGIN_SECONDS = 5.0  # beyond drainTimeout: until the pod sees the document, and its report is read
-CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")  # no placement rules; many moves when members join and leave
+CHURNING_STRATEGIES = (
+    "Averagely",
+    "AveragelyByCircle",
+)  # place queues anywhere, so a rollout may suspend them; many moves when members change
 
 
 class Decision(NamedTuple):
@@ -146,8 +149,8 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
             forced[queue] = generation
     entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
     # While the barrier is above 0, queues without an owner on record wait until each running pod has obeyed that
-    # generation or is lost (`unowned_proof`), and until no pod drains them any more (`unrecorded_drains`). Without a
-    # barrier, neither is looked at. So keep it until all pods have obeyed, and none drains such a queue.
+    # generation or is lost (`unowned_proof`), and until no pod has them any more (`unrecorded_drains`). Without a
+    # barrier, neither is looked at: so it is kept until both conditions hold.
     needs_barrier = bool(situation.proofs.unrecorded_drains) or situation.proofs.unowned_proof is not Proof.RELEASED
     if not situation.incarnations_since:  # a member may not be able to read incarnations, so the document names none
         releasing = {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
@@ -272,9 +275,9 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     for queue in pending:
         if queue in indexes:
             undecided[queue] = members[desired.owners[indexes[queue]]]
-    # A shortcut, as `unsubscribed` visits every queue. The roster has those owners on record that are counted members,
-    # of subscribed queues. If these are as many as all owners on record, all of their queues are subscribed. If fewer,
-    # all queues may still be subscribed, as with a member that does not count: then the visit is needless.
+    # A shortcut, as `unsubscribed` visits every queue. The roster has the owned queues that are subscribed and whose
+    # owner is a counted member. If these are all owned queues, none is unsubscribed. If they are fewer, the visit may
+    # find none, as with a member that does not count.
     are_all_subscribed = not releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER)
     return undecided if are_all_subscribed else undecided | dict.fromkeys(situation.subscribed.unsubscribed)
 

@@ -140,7 +140,7 @@ class Agent:
         settings = self._config_follower.parse_settings(files)
         if self._broker_session.current is None and not (settings and self._join_group(settings)):
             return  # without a broker session no queue can be consumed, so no assignment is obeyed
-        if not self._config_follower.may_store_state():
+        if not self._config_follower.can_store_state():
             # Obey nothing new; after a stall this permits deliveries and commits by the obeyed assignment again.
             self.member.apply_assignment(None, self.host.now())
             return

@@ -1,4 +1,4 @@
-"""Follower of the mounted ConfigMap: watches and reads it; a failed read is reported as a problem and retried."""
+"""Follower of the mounted ConfigMap: watches and reads it, retries failed reads, and reports invalid settings."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from rota.sidecar.storage.mounted_config import MountedConfig, MountedFiles
 from rota.sidecar.storage.state_store import StateStore
 from rota.spec.resolved import GroupSettings, decode_settings
 
-RETRY_SECONDS = 2.0  # seconds after a failed read or disk check
+RETRY_SECONDS = 2.0  # after a failed read or disk check, or while a Secret or the incarnation is missing
 
 
 class ConfigFollower:
@@ -57,7 +57,7 @@ class ConfigFollower:
         self._problems.set_problem(Reason.UNSUPPORTED_SETTINGS, "")
         return settings
 
-    def may_store_state(self) -> bool:
+    def can_store_state(self) -> bool:
         """Return whether a new generation could be stored; if not, report the problem and schedule a retry."""
         try:
             self._state_store.check_space()
@@ -78,7 +78,7 @@ class ConfigFollower:
                 message = f"The member receives no queues, because its process number cannot be written: {error}"
                 self._problems.set_problem(Reason.STATE_WRITE_FAILED, message)
                 return
-        # A write has just succeeded: the one above or, after the start, that of `may_store_state`.
+        # A write has just succeeded: the one above or, later, the test file of `can_store_state`.
         self._problems.set_problem(Reason.STATE_WRITE_FAILED, "")
 
     def schedule_retry(self, reason: Reason | None = None, message: str = "") -> None:

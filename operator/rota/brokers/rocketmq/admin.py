@@ -1,11 +1,11 @@
-"""RocketMQ admin client: the operator's side of the port, and administrative requests for tools and tests."""
+"""RocketMQ admin client: extends `RocketMQBrokers`, the operator's client, with requests of tools and tests."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from rota.brokers.errors import NotFoundError
-from rota.brokers.rocketmq.brokers import STATS_SECONDS, RocketMQBrokers
+from rota.brokers.rocketmq.brokers import RELAY_TIMEOUT_SECONDS, RocketMQBrokers
 from rota.brokers.rocketmq.transport.responses import decode_body, parse_queue_table, require_success
 from rota.brokers.rocketmq.wire import payloads, requests
 from rota.brokers.rocketmq.wire.codes import READ_WRITE, ResponseCode
@@ -70,7 +70,7 @@ class AdminClient(RocketMQBrokers):
     async def running_info(self, group: str, client_id: str, broker: str) -> Mapping[str, Any]:
         """Return the running info of a member; its broker relays the request."""
         response = await self._client.call_or_raise(
-            broker, requests.running_info(group, client_id), seconds=STATS_SECONDS
+            broker, requests.running_info(group, client_id), RELAY_TIMEOUT_SECONDS
         )
         return decode_body(response, dict[str, Any])
 

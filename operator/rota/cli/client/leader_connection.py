@@ -104,8 +104,8 @@ async def log_in(login_options: LoginOptions) -> Login:
 async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
     """Return the pod that holds the Lease.
 
-    Raise NoConnectionError if the Lease is missing or unreadable, or its holder is no pod: the user may give another
-    way to connect. Raise InvalidResponseError if no operator holds the Lease.
+    Raise NoConnectionError if the Lease is missing or unreadable, or its holder's name cannot be a pod's: the user may
+    give another way to connect. Raise InvalidResponseError if no operator holds the Lease.
     """
     try:
         lease = await api.get(object_path("leases", namespace, name), Lease)

@@ -71,7 +71,8 @@ class ClusterAccess:
     def renew(self, access: AccessConfig) -> None:
         """Replace certificates and credentials; name servers, and whether TLS and credentials are used, stay.
 
-        `access` has a key that no cluster had, so `BrokerAccessReader.read` has built its TLS context, if it uses TLS.
+        `access` has its TLS context, if it uses TLS: `BrokerAccessReader.read` leaves it out only for the key of an
+        existing cluster, and such an access is never given to `renew`.
         """
         self._access = access
 
@@ -181,7 +182,10 @@ def _trust_authority(name: str, authority: str) -> ssl.SSLContext:
 
 
 def qualify_name_servers(namespace: str, rocketmq: RocketMQ) -> RocketMQ:
-    """Append the group's namespace to name servers without a dot: members' pods take these for its Services."""
+    """Append the group's namespace to name servers without a dot.
+
+    Members' pods look such a name up in their own namespace; the operator's pod would look it up in another one.
+    """
     return msgspec.structs.replace(
         rocketmq, name_servers=[_SHORT_HOST.sub(rf"\g<0>.{namespace}", server) for server in rocketmq.name_servers]
     )

@@ -1,6 +1,7 @@
 """HTTP client of the API server: takes paths and bodies of plain values, returns objects of the requested type.
 
-An error response raises `ApiError`. No response raises `NoResponseError`: then a write may have taken effect, or not.
+An error response raises `ApiError`, except for `read_through_proxy`. No response raises `NoResponseError`: then a write
+may have taken effect, or not.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class ApiError(Exception):
 
 
 class ConflictError(Exception):
-    """An object has been written since it was read, so decisions based on it are invalid."""
+    """An object was written since it was read: raised by callers that must plan again, not by this client."""
 
 
 class NoResponseError(Exception):
@@ -143,7 +144,7 @@ class Api:
         return _decode(await self._request("GET", path), kind)
 
     async def read_through_proxy(self, path: str, params: Params, limit_bytes: int) -> tuple[int, bytes]:
-        """Return the status and body of a pod's response through the API server's proxy.
+        """Return status and body of a pod's response through the API server's proxy, or of the server's own error.
 
         The pod is trusted less than the server, so the size of its response is limited.
         """
@@ -188,7 +189,7 @@ class Api:
             if not page.metadata.next:
                 return
             query["continue"] = page.metadata.next
-            # By the size of the objects so far, the next page takes half of its limit.
+            # By the size of this page's objects, the next page takes half of its limit.
             count = min(MAX_PAGE_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
 
     async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:

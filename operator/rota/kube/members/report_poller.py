@@ -1,7 +1,8 @@
-"""Polls every member's report periodically. Between handovers nothing else detects a silent member.
+"""Polls every member's report periodically. Between handovers, only this detects most silent members.
 
-A small fleet is polled every five seconds: by the time Kubernetes gives up a node, the silence of its members is known
-and `lostAfter` has passed. A large fleet is polled once a minute, because each read opens a connection.
+Up to 50 pods of all groups are polled every five seconds: by the time Kubernetes gives up a node, the silence of its
+members is known and `lostAfter` (docs/policies.md) has passed. 600 and more are polled once a minute, because each read
+opens a connection. Members with a long poll (`report_watchers`) are left out.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ SCHEDULE = PollSchedule(members_per_step=10, min_steps=5, max_steps=60)  # a ste
 
 
 async def poll_reports(get_groups: GetGroups, reports: ReportClient, on_change: Callable[[ObjectKey], None]) -> None:
-    """Poll the reports of all members forever; call `on_change` for each group with a changed report."""
+    """Poll the reports of all members forever; call `on_change` for each group whose plan may change."""
 
     def select_due(step: int) -> Iterable[PollTurn]:
         groups = get_groups()

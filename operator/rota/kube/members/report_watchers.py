@@ -25,7 +25,9 @@ MAX_STANDING_POLLS = 1000  # of all groups; beyond that, unmanaged consumers are
 class WatcherEvents(NamedTuple):
     """The callbacks of a group's watchers."""
 
-    on_report_change: Callable[[], None]  # a member's report changed, or the member became silent
+    on_report_change: Callable[
+        [], None
+    ]  # a report changed in a way that may change the plan, or a member became silent
     on_consumers_change: Callable[[], None]  # a member reports that consumers of the group joined or left
 
 
@@ -54,7 +56,11 @@ class ReportWatchers:
         self._keep_standing_poll()
 
     def cancel_polls(self, name: str) -> None:
-        """Cancel a member's polls: a member may hold a long poll to its end, which hides that it has become silent."""
+        """Cancel a member's polls: called when its pod becomes unready.
+
+        An open long poll ends only after up to STANDING_POLL_SECONDS; until then a hung member looks like a waiting
+        one.
+        """
         if task := self._polls_by_pod.pop(name, None):
             task.cancel()
         if name == self._standing_member:

@@ -116,7 +116,7 @@ class Group:
 
     @property
     def seconds_to_next_read(self) -> float:
-        """Seconds until objects that no watch reports are read again."""
+        """Seconds until pods that left the watch, or an assignment that cannot be used, are read again."""
         if self.pods.missing:
             return RECHECK_MISSING_SECONDS
         return math.inf if self.stored_assignment.is_writable else REREAD_ASSIGNMENT_SECONDS
@@ -144,7 +144,10 @@ class Group:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the assignment's members are exactly the known pods and no queue moves; this needs no plan."""
+        """Whether the assignment's members are exactly the known pods and no queue moves.
+
+        A new leader reads other groups first, before any plan is made.
+        """
         document = self.stored_assignment.document
         if document is None or document.releasing or self.pods.missing:
             return False

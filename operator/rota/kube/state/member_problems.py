@@ -1,4 +1,4 @@
-"""Problems of a group's pods: pods without a sidecar, and members whose reports are ignored."""
+"""Problems of a group's pods: without a sidecar, with ignored reports, without or with wrong keys, or too many."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""The operator's counters and histograms; `group_gauges` has the metrics that are computed at each scrape."""
+"""The metrics of the operator itself, and counters and histograms of groups; `group_gauges` has the groups' gauges."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -3,7 +3,8 @@
 A queue's handover starts when the queue is revoked from its holder, and completes when the next owner reports that it
 obeys the document that grants it. Handovers in progress at the first plan are not counted: their start is not known.
 So one stored document opens handovers (queues that it adds to `releasing`), a later one grants them (an owner that it
-gives to the queue), and members' reports complete them. A queue without a previous owner is opened by its grant.
+gives to the queue), and members' reports complete them. A queue that was not revoked before is opened by its grant: it
+had no owner, or its owner had ended.
 """
 
 from collections import deque
@@ -101,7 +102,8 @@ class RebalanceTracker:
         for handover in completed:
             if handover.previous_owner:
                 self._longest_seconds = max(self._longest_seconds, handover.seconds)
-        # Reported when a gate begins to hold queues: unknown at the first plan; NOTHING_WOULD_CHANGE holds none.
+        # `gate_reason` is returned only by the plan with which a gate begins to hold queues. At the first plan that is
+        # not known; NOTHING_WOULD_CHANGE holds no queue.
         gate_reason = plan.hold.reason if plan.hold else None
         previous_reason = previous.hold.reason if previous.hold else None
         if is_first or gate_reason in {previous_reason, Reason.NOTHING_WOULD_CHANGE}:
@@ -119,7 +121,7 @@ class RebalanceTracker:
         self.contested_seconds += seconds * (len(self._document.forced) if self._document else 0)
 
     def copy_at(self, now: float) -> "RebalanceTracker":
-        """Return a copy with its totals updated to `now`: readers use it while the original changes."""
+        """Update the totals to `now`, and return a copy: readers use it while the original changes."""
         self.count_seconds(now)
         return replace(self, rebalances=self.rebalances.copy(), _open_handovers=dict(self._open_handovers))
 
@@ -158,7 +160,7 @@ class RebalanceTracker:
 
     def _drop_cancelled(self, owned: Collection[Queue], releasing: Collection[Queue]) -> None:
         """Drop handovers of queues that went back to their holder, or that the group does not consume any more."""
-        # A granted handover stays while its queue is owned, one that is not granted while its queue is released.
+        # A granted handover stays while its queue is owned, any other one while its queue is in `releasing`.
         for queue, entry in list(self._open_handovers.items()):
             if queue not in (owned if entry.next_owner else releasing):
                 del self._open_handovers[queue]

@@ -11,8 +11,8 @@ from rota.kube.workload.sidecar_container import JsonObject, SidecarPart, Sideca
 from rota.spec import GroupSpec
 
 MANAGED_BY_LABELS: Final = {"app.kubernetes.io/managed-by": "rota"}
-# Suffix of TEMPLATE_DIGEST_ANNOTATION. An operator that is rolled back to an earlier version does not recognise it and
-# replaces the sidecar, which it could not preserve, because it does not know all of its volumes.
+# End of the digest in the annotation's value. Earlier operators, which do not know all volumes of this sidecar, write
+# no such suffix. After a rollback they find an unknown digest, and replace the sidecar instead of keeping a part of it.
 _DIGEST_SUFFIX = "-2"
 
 

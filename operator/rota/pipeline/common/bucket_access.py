@@ -1,6 +1,6 @@
 """A Spark session's access to buckets: the jars of their file systems, and the settings of the one for S3.
 
-Jars for S3 are named by Rota. Other buckets need jars that users give to spark-submit.
+Rota fetches the jars for S3, which s3_jars.txt lists. Other buckets need jars that users give to spark-submit.
 """
 
 import os
@@ -20,8 +20,8 @@ _S3_OF_HADOOP = "s3a"
 _HADOOP_JAR = re.compile(r"hadoop-client-api-(.+)\.jar")
 
 
-def find_jars(uris: Iterable[str]) -> dict[str, str]:
-    """Return the settings of a JVM that is to read and write URIs; fetch the jars for S3 if they are missing.
+def jar_settings(uris: Iterable[str]) -> dict[str, str]:
+    """Return Spark settings with the jars that the URIs need; fetch the jars for S3 if they are missing.
 
     Raise ValueError if a jar is damaged or cannot be fetched, or if this Spark needs other ones.
     """

@@ -93,7 +93,7 @@ INTERVALS = table_schema(
     generation=COUNT,  # of the assignment that granted the queue
     forced=BooleanType(),
     obeyed=TIME,  # when the member reported that it follows this assignment; null: not recorded
-    seconds=NUMBER,  # of the handover, from the revoke until `obeyed`; null: unknown, or the queue had no owner before
+    seconds=NUMBER,  # from revoke, or a grant without one, until `obeyed`; null: unknown, or no owner before
 )
 
 # Violations of exclusive ownership, and periods without an owner or without information.
@@ -169,7 +169,7 @@ COSTS = table_schema(
 )
 
 # The recommendation for each group. Users read this table, so its names stay: `now` is the policy in use, `then` the
-# recommended one. The rows from which it is computed are `current`, of the policy in use, and `cheapest`.
+# recommended one.
 CHOSEN = table_schema(
     group=TEXT,
     strategy=TEXT,  # of the policy in use
@@ -190,7 +190,7 @@ BACKTEST = table_schema(
     hours=NUMBER,  # of the second half
     use=TEXT,  # the advised policy; `recorded`: no change
     change=BooleanType(),
-    wrong=BooleanType(),  # the change cost more than none, or the advised policy could not be used
+    wrong=BooleanType(),  # it cost more than the recorded policy, or the advised policy could not be used
     best=TEXT,  # the policy that cost least in the second half
     cost_recorded=NUMBER,  # cost of the recorded policy in the second half
     cost_advised=NUMBER,  # cost of the advised policy in the second half

@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from rota.pipeline.common.bucket_access import find_jars, reach_buckets
+from rota.pipeline.common.bucket_access import jar_settings, reach_buckets
 
 CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, unless spark-submit names a cluster
 _CORE_COUNT = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
@@ -68,7 +68,7 @@ def create_session(
     if is_submitted:
         session_settings = _unsubmitted_settings()
     else:
-        session_settings = local_settings(source_bytes) | find_jars(lakes) | (settings or {})
+        session_settings = local_settings(source_bytes) | jar_settings(lakes) | (settings or {})
     builder = SparkSession.builder.appName(name)
     for key, value in session_settings.items():
         builder = builder.config(key, value)

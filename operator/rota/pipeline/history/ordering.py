@@ -29,7 +29,7 @@ from typing import NamedTuple
 from rota.pipeline.history.hours import touched_hours
 from rota.records import HandoverRecord, MembershipRecord, OwnersRecord, PlanRecord, Present
 
-# Difference of two hosts' clocks. A lower generation starts a new life only if it comes later than that.
+# Difference of two hosts' clocks. A lower generation, except 1, starts a new life only if it comes later than that.
 MAX_CLOCK_SKEW_SECONDS = 60.0
 SHARING_STATES = ("Ready", "Unready")  # member states in which a member shares the queues
 DEFAULT_MODE = "Cooperative"  # handover mode of a policy that names none
@@ -38,7 +38,7 @@ AssignmentRecord = MembershipRecord | PlanRecord | HandoverRecord | OwnersRecord
 
 
 class RecordStep(IntEnum):
-    """The order of records within a generation. The two markers are no records: after them, records may be missing."""
+    """The order of records within a generation. The two markers are not records: after them, records may be missing."""
 
     MEMBERSHIP = 0
     PLAN = 1
@@ -78,7 +78,7 @@ class Gaps:
 
     def first_since(self, last_at: datetime) -> datetime | None:
         """Return the earliest start of the gaps that end at a time or later; None: there is no such gap."""
-        return min((gap.since for gap in self._gaps if last_at <= gap.at), default=None)
+        return min((min(gap) for gap in self._gaps if last_at <= max(gap)), default=None)
 
 
 def _merge_spans(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
@@ -131,7 +131,7 @@ class Entry:
 
     @property
     def is_break(self) -> bool:
-        """Whether records are missing before it."""
+        """Whether records are missing before it or, of a marker, may be missing after it."""
         return self.border is not None and self.border.is_break
 
     @property
@@ -169,6 +169,7 @@ def order_records(records: Iterable[AssignmentRecord], gaps: Gaps) -> list[Entry
 def sharing_uids(record: MembershipRecord | OwnersRecord) -> list[str]:
     """Return the uids of the members that share the queues."""
     members: Iterable[Present] = record.members.values()  # type: ignore[assignment]  # an Owner has the same fields
+    # `standing` is the member's state; journals keep that name.
     return [member.uid for member in members if member.standing in SHARING_STATES]
 
 
@@ -206,10 +207,11 @@ def _starts_life(previous: Entry, entry: Entry) -> bool:
 def _gap_markers(entries: Sequence[Entry], gaps: Gaps) -> Iterator[Entry]:
     """Yield markers where a gap may hide records although no generation is missing; `_mark_borders` makes them breaks.
 
-    A plan within a gap gets a marker after it, since its handovers may be missing. A plan outside of gaps needs none,
-    because an assignment's plan and handovers have one time. A missing plan shows as a missing generation.
+    A plan and its handovers have one time. So a plan within a gap gets a marker after it, since its handovers may be
+    missing; a plan outside of gaps needs none. A missing plan shows as a missing generation.
     """
-    # Example: plan 6 at 12:02, a gap from 12:01 to 12:03, plan 7 at 12:04: the marker comes between plan 6 and plan 7.
+    # Example: plan 6 at 12:02, a gap from 12:01 to 12:03, plan 7 at 12:04. Handovers of plan 6 may be missing, and the
+    # marker comes after those that are there. No handover of plan 7 is missing.
     for entry in entries:
         if entry.step is RecordStep.PLAN and gaps.cover(entry.at):
             yield Entry(RecordStep.GAP_MARKER, entry.generation, entry.at, life=entry.life)

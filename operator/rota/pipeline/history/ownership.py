@@ -1,11 +1,12 @@
 """Ownership of each queue, record by record: the owner after a record, and the previous owner that the record names.
 
-A *holding* is what one `handover` or `owners` record says about one queue. `rota.pipeline.history.ordering` defines
-life, chain and epoch. A holding ends at the queue's next record in the same epoch; the last holding of an epoch ends
-with the epoch.
+Read `rota.pipeline.history.ordering` first, which defines life, chain and epoch.
 
-A *statement* is what a record says about some queues, which share one object. So a group of ten thousand queues, listed
-every hour, takes one reference for each queue and hour. Holdings are computed queue by queue, and not kept.
+A *statement* is what one `handover` or `owners` record says about a queue. All queues of which a record says the same
+share one statement, so a group of ten thousand queues, listed every hour, takes one reference for each queue and hour.
+
+A *holding* is the period of one queue's owner that a statement begins. It ends at the queue's next record in the same
+epoch; the last holding of an epoch ends with the epoch. Holdings are computed queue by queue, and not kept.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -188,9 +189,11 @@ def _contradicts_earlier(statement: Statement, previous: Statement | None) -> bo
         grant 6    to m2     owners_record_count 2, previous.owners_record_count 1; a grant from m1 would contradict
     """
     entry = statement.entry
+    # Without the record of this statement, if that is an `owners` record.
+    owners_records_before = entry.owners_record_count - entry.is_owners
     known_uid: str | None = None
     if previous and previous.entry.chain == entry.chain:
-        is_left_out = previous.entry.owners_record_count < entry.owners_record_count - entry.is_owners
+        is_left_out = previous.entry.owners_record_count < owners_records_before
         known_uid = None if is_left_out else previous.owner.uid
     elif not entry.owners_known_before:
         return False
@@ -243,9 +246,10 @@ def _is_left_out_next(holding: Holding) -> bool:
 def _is_contradicted_by(holding: Holding, following: Holding) -> bool:
     """Return whether the queue's next record, in this epoch or at its end, names another previous owner.
 
-    Example: grant 7 to m2, then `owners` 8 with the queue at m1. The audit reports two other cases as TwoOwners: a
-    grant from another owner, and an `owners` record that lists the queue twice.
+    Example: grant 7 to m2, then `owners` 8 with the queue at m1. The audit reports two other cases as TwoOwners: an
+    act Grant from another owner, and an `owners` record that lists the queue twice.
     """
+    # Each `owners` record starts an epoch, so two statements in the same epoch are of the same record.
     is_listed_twice = following.statement.entry.is_owners and not holding.is_last_in_epoch
     is_grant = following.statement.handover is not None and following.statement.handover.act == "Grant"
     is_adjacent = not holding.is_last_in_epoch or _is_listed_next(holding)

@@ -197,7 +197,7 @@ class Replay:
     # Hooks for a subclass that writes a journal; they do nothing here.
 
     def on_planned(self, new_plan: Plan, previous: Assignment) -> None:
-        """Called after each plan."""
+        """Called after each plan; `document` and `owned` are already those of the plan, `previous` the one before."""
 
     def on_obeyed(self, member: SimulatedMember) -> None:
         """Called after a member has obeyed a document."""

@@ -180,6 +180,8 @@ def _path_commands(
     previous: tuple[float, float | None] = (0.0, None)
     for at, value in points:
         if not _is_known(value):
+            if is_stepped and previous[1] is not None:
+                yield f"H{x(at):.1f}"
             previous = (at, None)
             continue
         place = f"{x(at):.1f} {y(value):.1f}"

@@ -57,7 +57,7 @@ class JournalingReplay(Replay):
         begins = self.history.begins
         ends = self.history.ends
         for minute in range(int((ends - begins) // MINUTE_SECONDS) + 1):
-            # The last sample is taken just before the end: at the end, a new hour may start, with no other records.
+            # No sample is taken at the end itself: a new hour may start there, with no other records.
             self.clock.schedule(min(begins + minute * MINUTE_SECONDS, ends - MOMENT_SECONDS), self._write_offsets)
         hour = begins - begins % HOUR_SECONDS + HOUR_SECONDS
         while hour < ends:
@@ -70,19 +70,18 @@ class JournalingReplay(Replay):
         for line in new_plan.journal_records:
             self._write_record(line)
         if new_plan.document:
-            self._add_pending_grants(previous, new_plan.document)
+            self._add_pending_grants(holders_of(previous), new_plan.document.generation)
         is_first = self._last_plan is None
         self._last_plan = new_plan
         if is_first:
             self._write_owners()
         self._write_rebalance(new_plan)
 
-    def _add_pending_grants(self, old: Assignment, new: Assignment) -> None:
-        # `holders_of` still names the old holder of a revoked queue. So a queue that returns to it is not granted.
-        previous = holders_of(old)
-        for queue, holder in self.owned.items():
+    def _add_pending_grants(self, previous: Mapping[Queue, Holder], generation: int) -> None:
+        """Remember the queues that the new document gives to another holder; `self.owned` is of the new document."""
+        for queue, holder in self.owned.items():  # a revoked queue that returns to its holder is not granted
             if previous.get(queue) != holder:
-                self._pending_grants[queue] = (holder, new.generation)
+                self._pending_grants[queue] = (holder, generation)
 
     def _write_rebalance(self, new_plan: Plan) -> None:
         """Write the `rebalance` record if the plan's status reports a completed rebalance."""

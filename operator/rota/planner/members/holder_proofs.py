@@ -26,7 +26,10 @@ class HolderProofs:
     _evidence_cache: dict[tuple[Holder, int], HolderEvidence] = field(default_factory=dict)  # by process
 
     def evidence_of(self, holder: Holder, incarnation: int = 0) -> HolderEvidence:
-        """Return the evidence about a holder's process; absence from the pods does not prove its end."""
+        """Return the evidence about a process of a holder's pod; 0: about the process that runs.
+
+        A holder without a pod has not ended for that reason alone.
+        """
         evidence = self._evidence_cache.get((holder, incarnation))
         if evidence is None:  # cached, as it is needed for each queue of a holder
             evidence = self._evidence_cache[holder, incarnation] = self._find_evidence(holder, incarnation)
@@ -48,7 +51,8 @@ class HolderProofs:
     def unowned_proof(self) -> Proof:
         """The proof that no member consumes a queue without an owner on record.
 
-        There is none while the brokers' consumers are unknown, or while a replaced pod may obey a lost assignment.
+        There is none while the brokers' consumers are unknown, or while a pod whose name another pod has taken over may
+        still run and obey a lost assignment.
         """
         may_obey_lost_assignment = self.document.barrier and self.snapshot.replaced_holders
         if self.snapshot.unmanaged_consumers is None or may_obey_lost_assignment:
@@ -61,7 +65,10 @@ class HolderProofs:
 
     @cached_property
     def unrecorded_drains(self) -> dict[Queue, Proof]:
-        """The queues that a pod still drains after the assignment was lost, and that the new one does not name."""
+        """The queues that a pod still has after the assignment was lost, and that the new one does not name.
+
+        Each with the proof about them: LOST if every pod that may still consume the queue is lost, otherwise NONE.
+        """
         if not self.document.barrier:
             return {}
         proofs: dict[Queue, Proof] = {}
@@ -90,11 +97,11 @@ class HolderProofs:
         """
         if self._oldest_generation < generation:
             return False
-        return sum(queue in pod.active_queues for pod in self.snapshot.pods) <= 1
+        return sum(queue in pod.active_queues for pod in self.snapshot.running_pods) <= 1
 
     @cached_property
     def _oldest_generation(self) -> int:
-        """The oldest generation that a member may still obey; 0 while a holder without a pod may not have ended."""
+        """The oldest generation that a member may still obey; 0 while it is not known if an absent holder has ended."""
         pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
         absent_holders = self.document.entry_holders.difference(pod.holder for pod in pods)
         if not all(self.evidence_of(holder).ended for holder in absent_holders):

@@ -1,9 +1,10 @@
 """Processes of a pod's sidecar: which one owns queues, and which have ended (docs/handover.md, *Restarts*).
 
 Each process has an incarnation, a number that grows with each restart in the pod. From generation `incarnations_since`
-on, a share names the incarnation that owns its queues; a later process does not consume them, so a report of a later
-process proves that the named one has ended. If no operator polls it for RESUME_SECONDS, however, a later process
-inherits the share: it consumes the queues, and its reports prove nothing about the earlier process any more.
+on, a share (a member's part of the document) names the incarnation that owns its queues. A later process does not
+consume them, so a report of a later process proves that the named one has ended. If no operator polls it for
+RESUME_SECONDS (180 s, `member.py`), however, a later process inherits the share: it consumes the queues, and its
+reports prove nothing about the earlier process any more.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +15,8 @@ from rota.handover import HolderEvidence
 from rota.model import Queue
 from rota.planner.snapshot import PodSnapshot, Snapshot, names_of
 
-MAX_REPORT_AGE_SECONDS = 20.0  # an older report proves nothing: the process may inherit queues after RESUME_SECONDS
+# If a member is silent or rejected for longer, its report proves nothing: its next process may inherit the queues soon.
+MAX_SILENCE_SECONDS = 20.0
 INCARNATIONS_SCHEMA = 2  # the document schema in which shares name incarnations
 RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)  # by number of restarts: until a member gets queues again
 
@@ -43,12 +45,12 @@ def _may_read_incarnations(pod: PodSnapshot) -> bool:
 
 
 def has_inherited(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the process has inherited queues of an earlier one."""
+    """Whether the process has inherited queues of an earlier one, owned or being released."""
     return not pod.active_queues.isdisjoint(_queues_of_earlier_processes(document, pod))
 
 
 def has_inherited_share(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the process has inherited the queues that the document gives to an earlier one."""
+    """Whether the process has inherited queues, and the share names an earlier process: the next document names it."""
     return has_restarted(document, pod) and has_inherited(document, pod)
 
 
@@ -74,9 +76,10 @@ def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> Hol
     if not (incarnation and pod.incarnation):  # its processes have no numbers
         return pod.evidence
     has_obeyed = pod.generation >= document.incarnations_since > 0
-    is_fresh = max(pod.unreachable_for, pod.rejected_for) < MAX_REPORT_AGE_SECONDS
+    is_fresh = max(pod.unreachable_for, pod.rejected_for) < MAX_SILENCE_SECONDS
     if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
-        has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_REPORT_AGE_SECONDS
+        # Later the next process may have inherited its queues.
+        has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_SILENCE_SECONDS
         return replace(pod.evidence, ended=pod.ended or (has_obeyed and is_fresh and has_just_stopped))
     is_later = pod.incarnation > incarnation  # the process that reported last
     may_resume = pod.report is not None and pod.report.may_resume  # then it may consume inherited queues again

@@ -1,4 +1,4 @@
-"""The Kubernetes Events of a group: only for changes that the previous status does not show."""
+"""The Kubernetes Events of a group: only for changes, so that a repeated plan posts none."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -18,7 +18,11 @@ class LeaseTable:
         self._timers: list[tuple[float, Queue]] = []  # a heap; outdated entries are skipped
 
     def assign(self, queue: Queue, now: float, *, orderly: bool, needs_lock_hold: bool) -> list[Command]:
-        """Grant a queue to the member; `orderly` and `needs_lock_hold` apply to a queue that it does not have yet."""
+        """Grant a queue to the member.
+
+        The options apply to a queue that it does not have yet. `needs_lock_hold`: once the broker has granted the lock,
+        wait before the first delivery (LOCK_HOLD_SECONDS).
+        """
         lease = self.leases.get(queue) or QueueLease(
             queue=queue, orderly=orderly, lease_numbers=self._lease_numbers, needs_lock_hold=needs_lock_hold
         )

@@ -1,8 +1,8 @@
 """Limits how many waiting preStop hooks of app containers keep their connection while other clients need one.
 
 App containers' preStop hooks wait at the sidecar for the drain. At its limit of connections, the server closes an idle
-connection if another client needs one, but never one whose request is still being answered, unless
-`release_connection` was called for it.
+connection if another client needs one. A connection whose request is still being answered is *protected* from that,
+until `release_connection` is called for it.
 """
 
 from collections import Counter
@@ -19,12 +19,17 @@ MAX_PROTECTED_HOOKS = 64  # of 128 connections; the remaining ones are for probe
 class WaitingHooks:
     """Divides protected connections among the addresses that requests come from.
 
-    The kubelet sends the hooks of all containers of a pod from one address, which a sidecar cannot know: it depends on
-    the cluster's network. Each new request beyond the limit costs the busiest address its newest protection, or gets
-    none itself if no address has more requests than its own. So a protected address keeps its oldest request: one hook
-    stays protected, unless 64 other addresses, or an attacker at the kubelet's own address, hold all protections before
-    the hooks connect. At the kubelet's address, an attack that starts after the hooks have connected has no effect. An
-    unprotected request goes on waiting, until another client needs its connection.
+    If a new request exceeds the limit, the address with most protected requests loses the protection of its newest
+    one; if no address has more than the new request's, the new request itself loses it. A request without protection
+    goes on waiting, until another client needs its connection.
+
+    So each address that has a protected request keeps its oldest one. The kubelet sends the hooks of all containers of
+    a pod from one address, which a sidecar cannot know, because it depends on the cluster's network. At least one hook
+    stays protected, except in two cases:
+
+    - 64 other addresses have waiting requests before the hooks connect;
+    - an attacker at the kubelet's own address has them before the hooks connect. Later requests from there have no
+      effect, because the newest ones lose their protection first.
     """
 
     def __init__(self, limit: int = MAX_PROTECTED_HOOKS) -> None:

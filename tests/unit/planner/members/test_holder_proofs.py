@@ -66,3 +66,4 @@ def test_forced_grant_is_resolved_once_every_pod_obeys_it_and_one_consumes_the_q
     assert is_resolved(past, a_pod("m2", a_report("m2", 5, [Q[0]]))) is False
     assert is_resolved(past, a_pod("m2", a_report("m2", 5, draining=[Q[0]]))) is False
     assert is_resolved(past, a_pod("m2", a_report("m2", 6, [Q[1]]))) is True
+    assert is_resolved(past, a_pod("m2", a_report("m2", 5, [Q[0]]), ended=True)) is True

@@ -11,7 +11,7 @@ from rota.handover import MAX_KUBELET_SYNC_SECONDS, Proof
 from rota.kube.members.report_watchers import STANDING_POLL_SECONDS
 from rota.model import Holder, Queue, Reason
 from rota.planner import Plan, PodSnapshot, Snapshot, plan
-from rota.planner.members.incarnations import MAX_REPORT_AGE_SECONDS
+from rota.planner.members.incarnations import MAX_SILENCE_SECONDS
 from rota.planner.pokes import pods_behind
 from rota.planner.record import holders_of
 from rota.sidecar.member.member import RESUME_SECONDS
@@ -110,7 +110,7 @@ def test_restart_gives_queues_of_an_ended_process_to_others_at_once() -> None:
 @pytest.mark.parametrize(
     "pod",
     [
-        running_pod("m1", stopped_for=MAX_REPORT_AGE_SECONDS),
+        running_pod("m1", stopped_for=MAX_SILENCE_SECONDS),
         running_pod("m1", stopped_for=0.0, report=report("m1", held=SHARES["m1"].queues, generation=SINCE - 1)),
         running_pod("m1", stopped_for=0.0, report=a_report("m1", 5, Q[:3], reads=2)),
         running_pod("m1"),
@@ -130,7 +130,7 @@ def test_restart_proved_by_a_later_process_gives_its_queues_back_to_the_pod() ->
 
 @pytest.mark.parametrize(
     "changed",
-    [{"generation": SINCE - 1}, {"unreachable_for": MAX_REPORT_AGE_SECONDS}, {"rejected_for": MAX_REPORT_AGE_SECONDS}],
+    [{"generation": SINCE - 1}, {"unreachable_for": MAX_SILENCE_SECONDS}, {"rejected_for": MAX_SILENCE_SECONDS}],
     ids=str,
 )
 def test_restart_keeps_queues_of_a_process_that_may_obey_an_earlier_document(changed: dict[str, Any]) -> None:
@@ -294,7 +294,7 @@ def test_poke_is_needed_until_a_restarted_process_obeys_the_first_document_with_
 
 
 def test_restart_is_resumed_only_after_every_possible_grant_is_mounted() -> None:
-    assert STANDING_POLL_SECONDS + MAX_REPORT_AGE_SECONDS + MAX_KUBELET_SYNC_SECONDS < RESUME_SECONDS
+    assert STANDING_POLL_SECONDS + MAX_SILENCE_SECONDS + MAX_KUBELET_SYNC_SECONDS < RESUME_SECONDS
 
 
 @pytest.mark.parametrize("state", ["draining", "drained"])

@@ -1,12 +1,13 @@
 """Frame budget: one memory limit for the large incomplete frames that all connections of a process buffer.
 
-The operator connects to brokers that tenants run, and any of them may send 16 MiB of a frame and never its end.
+The operator has one client for each broker cluster. Tenants run the brokers, and any of them may send 16 MiB of a frame
+and never its end.
 
 - A frame of up to MAX_UNRESERVED_BYTES needs no reservation: it takes about as much memory as its connection does.
 - A larger frame must reserve its announced length before more of it is read. Reading from its connection is paused
   until then, first come, first served. A frame needs at most half of the budget, so each gets room eventually.
-- If a frame is not complete in time, its connection is closed and its client is distrusted for a while: the client
-  waits behind trusted clients, and its frames may use only half of the budget.
+- If a frame is not complete in time, its connection is closed, and the cluster's client is distrusted for a while:
+  its frames wait behind those of trusted clients, and may use only half of the budget.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class FrameBudget:
 
 
 class FrameAccount:
-    """One client's account in the budget: all its connections are trusted or distrusted together."""
+    """The account of one broker cluster's client: all its connections are trusted or distrusted together."""
 
     def __init__(self, budget: FrameBudget) -> None:
         self.budget = budget

@@ -1,8 +1,8 @@
-"""Polls brokers for the lag of groups every few seconds, each broker on its own, so a slow one delays no other.
+"""Polls brokers for the lag of groups every 15 seconds, each broker on its own, so a slow one delays no other.
 
-Committed offsets are read before the ends of queues, so that no end lies below them. What a broker does not report is
-unknown; earlier values are not reused. A broker that lets a request time out, and responds to no other meanwhile, is
-away: all lag that it reported becomes unknown.
+Committed offsets are read before the ends of queues, so that no end lies below them. An offset that a broker does not
+report is unknown; earlier offsets are not reused. A broker that lets a request time out, and responds to no other
+meanwhile, is away: all lag that it reported becomes unknown.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ class GroupLag(NamedTuple):
     queues: Mapping[Queue, QueueLag]
     dead_letters: int | None = None
     sampled_at: float | None = None  # seconds since 1970: time of the oldest request with a response
-    # The same on the loop's clock, for the metric of the lag's age; without a response, the time of the first request.
+    # The same on the loop's clock, for the metric of the lag's age; if no broker ever responded: when polling began.
     requested_at: float | None = None
     incomplete_topics: frozenset[str] = frozenset()  # their routes have just lost a broker, which may come back
-    incoming_rates: Mapping[Queue, float | None] = {}  # incoming messages a second of each queue, if needed
+    incoming_rates: Mapping[Queue, float | None] = {}  # messages a second; only if the policy needs weights
 
     def queue_lag(self, queue: Queue) -> QueueLag:
         """Return the lag of the group on one queue."""

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class ResolvedOffset(NamedTuple):
-    """Where a group is on a queue that was asked for alone, as the broker's summary has no offset for it."""
+    """Where a group is on a queue whose offset was 0 or missing in the group's statistics (`queue_resolver`)."""
 
     poll: int  # the number of the poll with the request
     was_empty: bool  # whether the queue was empty then

@@ -25,7 +25,7 @@ def measure_weights(
 ) -> Weights | None:
     """Return the incoming messages a second of each queue; None without any queue, or unless known for all.
 
-    Retry queues and topics without a route have no weight.
+    Queues of `retry_topic`, and topics whose route is not known or not used, have no weight.
     """
     rates: dict[Queue, float] = {}
     for topic, view in broker.views.items():

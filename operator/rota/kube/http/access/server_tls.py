@@ -32,7 +32,7 @@ class _Authentication(msgspec.Struct):
 
 
 def read_page_certificate(folder: Path) -> KeyPair:
-    """Read the Secret that --page-tls names; raise ValueError if it cannot be used."""
+    """Read the Secret in the folder that --page-tls names; raise ValueError if it cannot be used."""
     try:
         pair = read_key_pair(folder)
         server_context(pair, client_authority="")
