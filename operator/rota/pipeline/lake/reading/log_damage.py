@@ -7,39 +7,62 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rota.object_store import ObjectStore
+from rota.object_store import ObjectInfo, ObjectStore
 
 _COMMIT_PATTERN = re.compile(r"(\d{20})\.json", re.ASCII)
 _CHECKPOINT_PATTERN = re.compile(r"(\d{20})\.checkpoint.*\.parquet", re.ASCII)
+_MIN_COMMIT_BYTES = len('{"commitInfo":{}}')  # of the shortest commit
+
+
+def find_empty_commit(store: ObjectStore, log_folder: str, version: int) -> str | None:
+    """Describe a commit without actions that a version needs; return None if each commit has one.
+
+    Deltalake reads an empty file, such as a power failure leaves in a folder, or `{}` as a commit without changes.
+    """
+    commits, checkpoints = _list_log(store, log_folder, version)
+    covered = max(checkpoints, default=-1)  # a checkpoint contains the commits up to its version
+    for number, info in commits.items():
+        if number > covered and info.size_bytes < _MIN_COMMIT_BYTES:
+            return f"{store.uri}/{info.key} is damaged"
+    return None
 
 
 def find_damage(store: ObjectStore, log_folder: str, version: int | None) -> str | None:
     """Describe the newest damaged or missing file that a version needs; return None if all files can be parsed."""
-    commits: dict[int, str] = {}
-    checkpoints: dict[int, str] = {}
-    for info in store.list_objects(log_folder):
-        name = info.key.rpartition("/")[2]
-        for pattern, keys in ((_COMMIT_PATTERN, commits), (_CHECKPOINT_PATTERN, checkpoints)):
-            match = pattern.fullmatch(name)
-            if match and (version is None or int(match[1]) <= version):
-                keys[int(match[1])] = info.key
+    commits, checkpoints = _list_log(store, log_folder, version)
     newest = max([*commits, *checkpoints], default=-1)
     for number in range(newest, -1, -1):
-        if number in commits and not _is_commit(store.read(commits[number])):
-            return f"{store.uri}/{commits[number]} is damaged"
+        if number in commits and not _is_commit(store.read(commits[number].key)):
+            return f"{store.uri}/{commits[number].key} is damaged"
         if number in checkpoints:
-            is_damaged = not _is_parquet(store.read(checkpoints[number]))
-            return f"{store.uri}/{checkpoints[number]} is damaged" if is_damaged else None
+            is_damaged = not _is_parquet(store.read(checkpoints[number].key))
+            return f"{store.uri}/{checkpoints[number].key} is damaged" if is_damaged else None
         if number not in commits:
             return f"{store.uri}/{log_folder}/{number:020}.json is missing"
     return None
+
+
+def _list_log(
+    store: ObjectStore, log_folder: str, version: int | None
+) -> tuple[dict[int, ObjectInfo], dict[int, ObjectInfo]]:
+    """Return the commits and the checkpoints up to a version, by default all, by their versions."""
+    commits: dict[int, ObjectInfo] = {}
+    checkpoints: dict[int, ObjectInfo] = {}
+    for info in store.list_objects(log_folder):
+        name = info.key.rpartition("/")[2]
+        for pattern, files in ((_COMMIT_PATTERN, commits), (_CHECKPOINT_PATTERN, checkpoints)):
+            match = pattern.fullmatch(name)
+            if match and (version is None or int(match[1]) <= version):
+                files[int(match[1])] = info
+    return commits, checkpoints
 
 
 def _is_commit(content: bytes) -> bool:
     lines = content.splitlines()
     try:
         for line in lines:
-            if not isinstance(json.loads(line), dict):
+            action = json.loads(line)
+            if not isinstance(action, dict) or not action:
                 return False
     except ValueError:
         return False

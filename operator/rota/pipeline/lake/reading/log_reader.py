@@ -3,15 +3,14 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from rota.object_store import FOLDER_SCHEME, ObjectStore, parse_location
-from rota.pipeline.lake.reading.log_damage import find_damage
+from rota.object_store import ObjectStore
+from rota.pipeline.lake.reading.log_damage import find_damage, find_empty_commit
 from rota.pipeline.lake.storage import storage_errors, storage_options
 
 _READER_VERSION = 1
@@ -42,7 +41,9 @@ class LogReader:
         except DeltaError as error:
             raise ValueError(self._explain(error, version)) from error
         self._check_format(table)
-        self._check_empty_commits(table.version())
+        damage = find_empty_commit(self._store, self.folder, table.version())
+        if damage:
+            raise ValueError(self._damage_sentence(damage))
         return table
 
     def paths_since(self, version: int) -> set[str]:
@@ -69,16 +70,6 @@ class LogReader:
         if protocol.min_reader_version > _READER_VERSION:
             features = ", ".join(protocol.reader_features or ()) or f"reader version {protocol.min_reader_version}"
             raise ValueError(f"{self.uri} was changed by another program, which uses {features}: Rota cannot read that")
-
-    def _check_empty_commits(self, version: int) -> None:
-        """Raise ValueError if a commit is an empty file, which deltalake reads as a commit without changes.
-
-        A power failure leaves such files in folders; buckets store objects as a whole.
-        """
-        if parse_location(self._store.uri).scheme == FOLDER_SCHEME:
-            for path in Path(self._store.uri, self.folder).glob("*.json"):
-                if path.stem.isdecimal() and int(path.stem) <= version and not path.stat().st_size:
-                    raise ValueError(self._damage_sentence(f"{path} is empty"))
 
     def _explain(self, error: DeltaError, version: int | None) -> str:
         damage = find_damage(self._store, self.folder, version)
