@@ -85,7 +85,7 @@ class FolderStore:
         path = self._path(key)
         for _ in range(_WRITER_ATTEMPTS):
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(path.parent)
                 return _FolderWriter(path)
             except FileNotFoundError:  # a maintenance has just removed the empty folder
                 continue
@@ -111,7 +111,7 @@ class FolderStore:
 
 
 class _FolderWriter(io.BufferedWriter):
-    """A new file. An error, such as a full disk, is a StoreError that names the file."""
+    """A new file, which survives a power failure once it is closed. Errors are StoreErrors that name the file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "xb"))
@@ -124,8 +124,15 @@ class _FolderWriter(io.BufferedWriter):
 
     def close(self) -> None:
         """Complete the file."""
+        if self.closed:
+            return
         with self._errors():
-            super().close()
+            try:
+                self.flush()
+                os.fsync(self.fileno())
+            finally:
+                super().close()
+            _sync_folder(self._path.parent)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

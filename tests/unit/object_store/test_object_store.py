@@ -201,10 +201,9 @@ def test_lake_folder_names_the_file_that_cannot_be_completed(tmp_path: Path) -> 
     large.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc names the files of descriptors")
-def test_lake_folder_writes_a_file_and_the_names_of_its_folders_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the files and folders that are written to the disk, in their order."""
     synced: list[str] = []
     real_fsync = os.fsync
 
@@ -215,9 +214,23 @@ def test_lake_folder_writes_a_file_and_the_names_of_its_folders_to_the_disk(
         synced.append(f"{path.relative_to(tmp_path)}{' (named)' if is_named else ''}")
 
     monkeypatch.setattr(os, "fsync", record_fsync)
+    return synced
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc names the files of descriptors")
+def test_lake_folder_writes_a_file_and_the_names_of_its_folders_to_the_disk(tmp_path: Path, synced: list[str]) -> None:
     FolderStore(tmp_path / "new").create("date=2026-11-21/key", b"content")
     (draft,) = [path for path in synced if path.endswith(".draft")]
     assert synced == [".", "new", draft, "new/date=2026-11-21 (named)"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc names the files of descriptors")
+def test_lake_folder_writes_a_large_file_and_the_names_of_its_folders_to_the_disk(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    with FolderStore(tmp_path / "new").open_writer("date=2026-11-21/key") as file:
+        file.write(b"content")
+    assert synced == [".", "new", "new/date=2026-11-21/key (named)", "new/date=2026-11-21 (named)"]
 
 
 @pytest.mark.parametrize("key", ["", "..", "a/../../b", "a//b", "./a", "a\0b"])
