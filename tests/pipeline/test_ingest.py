@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from pyspark.testing import assertSchemaEqual
 
 from pipeline.lake_folders import count_records, ingest, reasons, table_rows, verdict_line, write_file, write_segment
-from rota.object_store import open_store
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, QUARANTINE
 from rota.pipeline.ingest import segment_lines
 from rota.pipeline.ingest.extent import first_day
@@ -144,7 +143,7 @@ def test_ingest_reads_a_broken_segment_up_to_the_damage_and_quarantines_the_reas
 @pytest.mark.parametrize("size", [*range(0, len(WHOLE), 7), len(WHOLE)])
 def test_ingest_reads_whole_lines_of_a_segment_that_is_truncated_anywhere(tmp_path: Path, size: int) -> None:
     path = write_file(tmp_path, "08-a.jsonl.gz", WHOLE[:size])
-    lines = list(iterate_lines(open_store(str(path.parent)), path.name))
+    lines = list(iterate_lines(path.read_bytes()))
     texts = [line.line for line in lines if line.line is not None]
     assert b"\n".join(texts) in gzip.decompress(WHOLE)
     expected = [segment_lines.EMPTY_REASON if not size else segment_lines.TRUNCATED_REASON]
@@ -153,7 +152,7 @@ def test_ingest_reads_whole_lines_of_a_segment_that_is_truncated_anywhere(tmp_pa
 
 def test_ingest_reads_a_segment_of_several_gzip_members_and_zeros_at_its_end(tmp_path: Path) -> None:
     path = write_file(tmp_path, "08-a.jsonl.gz", gzip.compress(b"a\nb") + gzip.compress(b"c\n\nd") + bytes(512))
-    lines = list(iterate_lines(open_store(str(path.parent)), path.name))
+    lines = list(iterate_lines(path.read_bytes()))
     assert [(line.line, line.broken) for line in lines] == [(b"a", None), (b"bc", None), (b"", None), (b"d", None)]
 
 
@@ -163,7 +162,7 @@ def test_ingest_stops_reading_a_segment_at_a_line_that_is_too_long(
     monkeypatch.setattr(segment_lines, "MAX_LINE_BYTES", 100)
     monkeypatch.setattr(segment_lines, "PIECE_BYTES", 50)
     path = write_file(tmp_path, "08-a.jsonl.gz", gzip.compress(b"a\n" + b"x" * 1000 + b"\nb\n"))
-    lines = list(iterate_lines(open_store(str(path.parent)), path.name))
+    lines = list(iterate_lines(path.read_bytes()))
     assert [(line.line, line.broken) for line in lines] == [(b"a", None), (None, segment_lines.LONG_LINE_REASON)]
 
 

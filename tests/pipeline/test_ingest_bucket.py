@@ -1,8 +1,10 @@
 """Ingest of a journal in a bucket of a real S3 server, which Spark's tasks read; also while it refuses."""
 
 import gzip
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -42,6 +44,20 @@ def test_ingest_reads_a_journal_in_a_bucket_and_each_segment_once(
     journal.create(f"{DAY}/10-a.jsonl.gz", gzip.compress(verdict_line(10, 10)))
     assert ingest_journal(lambda: spark, lake, journal).segments == 1
     assert reasons(tmp_path) == ["R10", "R8", "R9"]
+
+
+def test_ingest_reads_segments_of_a_bucket_concurrently(
+    journal: ObjectStore, proxy: FaultProxy, spark: SparkSession, tmp_path: Path
+) -> None:
+    both_requested = threading.Barrier(2, timeout=30)
+
+    def answer_together(exchange: Any) -> None:
+        if exchange.path.endswith(".jsonl.gz"):
+            both_requested.wait()
+        exchange.reply(*exchange._forward())
+
+    proxy.fault = answer_together
+    assert ingest_journal(lambda: spark, Lake(str(tmp_path)), journal).rows["verdict"] == 2
 
 
 def test_ingest_of_a_bucket_that_refuses_is_a_sentence_and_continues_later(

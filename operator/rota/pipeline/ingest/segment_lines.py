@@ -8,8 +8,6 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rota.object_store import ObjectStore
-
 PIECE_BYTES = 4 * 2**20  # decompressed at once
 MAX_LINE_BYTES = 64 * 2**20
 GZIP_START = b"\x1f\x8b"
@@ -33,12 +31,15 @@ class SegmentLine(NamedTuple):
     broken: str | None
 
 
-def iterate_lines(journal: ObjectStore, key: str) -> Iterator[SegmentLine]:
-    """Yield the lines of a segment as far as it can be read, then the reason if it cannot be read to its end."""
+def iterate_lines(content: bytes | None) -> Iterator[SegmentLine]:
+    """Yield the lines of a segment as far as it can be read, then the reason if it cannot be read to its end.
+
+    Content that is None is of a segment that the journal lacks.
+    """
     unfinished_line = b""
     reason: str | None = None
     try:
-        for piece in _decompress(journal.read(key)):
+        for piece in _decompress(content):
             *lines, unfinished_line = (unfinished_line + piece).split(b"\n")
             for line in lines:
                 yield SegmentLine(line, None)
@@ -46,8 +47,6 @@ def iterate_lines(journal: ObjectStore, key: str) -> Iterator[SegmentLine]:
                 reason = LONG_LINE_REASON
                 unfinished_line = b""
                 break
-    except FileNotFoundError:
-        reason = MISSING_REASON
     except BrokenSegmentError as error:
         reason = str(error)
     if unfinished_line:  # a last line without a line break, or the part of it that can be read
@@ -56,8 +55,10 @@ def iterate_lines(journal: ObjectStore, key: str) -> Iterator[SegmentLine]:
         yield SegmentLine(None, reason)
 
 
-def _decompress(data: bytes) -> Iterator[bytes]:
+def _decompress(data: bytes | None) -> Iterator[bytes]:
     """Yield the content of a gzip file of one or more members piece by piece."""
+    if data is None:
+        raise BrokenSegmentError(MISSING_REASON)
     if not data.startswith(GZIP_START):
         raise BrokenSegmentError(FORMAT_REASON if data else EMPTY_REASON)
     while data.startswith(GZIP_START):

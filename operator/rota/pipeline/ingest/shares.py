@@ -7,18 +7,20 @@ until the driver commits them; a share that is repeated writes new files.
 import gc
 import hashlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rota.object_store import open_store
+from rota.object_store import ObjectStore, open_store
 from rota.object_store.segments import segment_hour
 from rota.pipeline.ingest.rows import TABLES_BY_KIND, LineBatch
-from rota.pipeline.ingest.segment_lines import MISSING_REASON, SegmentLine, iterate_lines
+from rota.pipeline.ingest.segment_lines import SegmentLine, iterate_lines
 from rota.pipeline.lake.data_files import DataFile, FileTarget, write_rows
 from rota.pipeline.lake.runs import PlannedSegment
 
@@ -26,6 +28,7 @@ DATE_CHARACTERS = 10
 DIGEST_BYTES = 16  # of SHA-256
 SHORT_DIGEST_BYTES = 8  # first bytes of a digest: if these differ, two lines differ
 BATCH_BYTES = 4 * 2**20  # of lines that are converted at once
+READERS = 16  # concurrent requests for segments, since a bucket takes longer for a small segment than its lines take
 FLUSH_BYTES = 96 * 2**20  # rows in memory are written at this size; a process needs about five times as much memory
 
 
@@ -105,11 +108,19 @@ def share_segments(segments: Sequence[PlannedSegment], count: int) -> list[list[
 
 def ingest_share(segments: Sequence[PlannedSegment], *, target: ShareTarget) -> ShareResult:
     """Write the rows of segments to files, each line once."""
-    with _paused_collection():
-        share = ShareWriter(target)
-        counts = list(map(share.read, segments))
+    share = ShareWriter(target)
+    read = partial(_read_segment, open_store(target.journal_uri))
+    with _paused_collection(), ThreadPoolExecutor(READERS) as pool:
+        counts = list(map(share.add, segments, pool.map(read, segments)))
         share.flush()
     return ShareResult(counts, share.written)
+
+
+def _read_segment(journal: ObjectStore, segment: PlannedSegment) -> bytes | None:
+    try:
+        return journal.read(segment.key)
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager
@@ -125,21 +136,20 @@ def _paused_collection() -> Iterator[None]:
 
 
 class ShareWriter:
-    """Reads segments, collects their rows in memory, and writes them when there are many."""
+    """Collects the rows of segments in memory, and writes them when there are many."""
 
     def __init__(self, target: ShareTarget) -> None:
-        self._journal = open_store(target.journal_uri)
         self._target = target
         self._last_segments: dict[bytes, str] = {}  # by digest of each line: the key of the last segment that has it
         self._rows: dict[str, list[pa.RecordBatch]] = {}  # not written yet, by kind
         self._row_bytes = 0
         self.written: dict[str, KindRows] = {}
 
-    def read(self, segment: PlannedSegment) -> SegmentCounts:
+    def add(self, segment: PlannedSegment, content: bytes | None) -> SegmentCounts:
         """Add rows of the lines that no earlier segment of the share has; count all distinct lines of the segment."""
-        counts = SegmentCounts(segment.key, segment.size_bytes, segment.etag)
+        counts = SegmentCounts(segment.key, segment.size_bytes, segment.etag, is_missing=content is None)
         batch = LineBatch()
-        for line in iterate_lines(self._journal, segment.key):
+        for line in iterate_lines(content):
             digest = _digest(line, segment)
             last_segment = self._last_segments.get(digest)
             if last_segment == segment.key:
@@ -147,7 +157,6 @@ class ShareWriter:
             self._last_segments[digest] = segment.key
             at = batch.add(line, digest, is_new=last_segment is None)
             counts = counts._replace(
-                is_missing=counts.is_missing or line.broken == MISSING_REASON,
                 lines=counts.lines + 1,
                 first_at=earlier(counts.first_at, at),
                 last_at=later(counts.last_at, at),
