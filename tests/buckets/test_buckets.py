@@ -1,5 +1,6 @@
 """Tests buckets as stores, at a real S3 server, and what they say when it fails."""
 
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from ground.s3 import Bucket
 from ground.s3.faults import FaultProxy
 from rota.object_store import ObjectStore, StoreError, create_same, open_store, parse_location
-from rota.object_store.bucket import BucketStore
+from rota.object_store.bucket import PART_BYTES, BucketStore
 
 REQUEST_SECONDS = 0.5  # of a server that does not answer
 
@@ -138,6 +139,18 @@ def test_lake_bucket_upload_that_is_cut_leaves_nothing(
     assert [*store.list_objects()] == []
     proxy.heal()
     assert failing.create("a", bytes(2_000_000))
+
+
+@pytest.mark.parametrize("size_bytes", [1000, 2 * PART_BYTES + 1])  # an upload by one request, and in parts
+def test_lake_bucket_upload_that_is_not_completed_leaves_nothing(
+    store: ObjectStore, bucket: Bucket, size_bytes: int
+) -> None:
+    writer = store.open_writer("a")
+    writer.write(bytes(size_bytes))
+    del writer  # as an error of the caller does
+    assert [*store.list_objects()] == []
+    with urllib.request.urlopen(f"{bucket.endpoint}/{bucket.name}?uploads", timeout=30) as response:
+        assert b"<Upload>" not in response.read()
 
 
 def test_lake_bucket_answer_that_is_lost_is_found_by_the_content(failing: ObjectStore, proxy: FaultProxy) -> None:

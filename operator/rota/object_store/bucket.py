@@ -6,7 +6,7 @@ Only this module imports obstore, and only `open_store` imports this module: fol
 import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, BinaryIO, cast
@@ -91,8 +91,10 @@ class BucketStore:
 
     def open_writer(self, key: str) -> BinaryIO:
         """Open an object that is uploaded in parts and stored when the writer is closed."""
-        writer = BucketWriter(self._store, key, partial(self._store_errors, f"{key} cannot be written"))
-        return cast("BinaryIO", writer)
+        store_errors = partial(self._store_errors, f"{key} cannot be written")
+        with store_errors():
+            upload = obstore.open_writer(self._store, key, buffer_size=PART_BYTES, max_concurrency=CONCURRENT_PARTS)
+        return cast("BinaryIO", BucketWriter(upload, store_errors))
 
     def delete(self, key: str) -> None:
         """Remove an object; a missing one is no error."""
@@ -117,13 +119,18 @@ class BucketStore:
 
 
 class BucketWriter(io.RawIOBase):
-    """Uploads an object; what was written before an error is not stored."""
+    """Uploads an object, which is stored only if the writer is closed."""
 
-    def __init__(self, store: Any, key: str, store_errors: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, upload: Any, store_errors: Callable[[], AbstractContextManager[None]]) -> None:
+        self._upload = upload
         self._store_errors = store_errors
         self._size_bytes = 0
-        with self._store_errors():
-            self._upload = obstore.open_writer(store, key, buffer_size=PART_BYTES, max_concurrency=CONCURRENT_PARTS)
+
+    def __del__(self) -> None:
+        """Abort the upload after an error of the caller; the method of RawIOBase would store a part of the object."""
+        if not self.closed:
+            with suppress(BaseError, OSError):
+                self._upload.__exit__(StoreError, None, None)
 
     def writable(self) -> bool:
         """Return True: the writer accepts content."""
