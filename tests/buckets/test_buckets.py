@@ -162,6 +162,14 @@ def test_lake_bucket_answer_that_is_lost_is_found_by_the_content(failing: Object
     assert create_same(failing, "a", b"1")
 
 
+def test_lake_bucket_without_conditional_requests_names_the_variable_that_disables_them(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    with pytest.raises(StoreError, match="requests are disabled; remove the variable AWS_CONDITIONAL_PUT"):
+        open_store(store.uri).create("a", b"1")
+
+
 def test_lake_bucket_without_a_server_is_told(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     unreachable = BucketStore(parse_location(store.uri), request_seconds=REQUEST_SECONDS, retries=0)

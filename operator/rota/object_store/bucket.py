@@ -114,7 +114,7 @@ class BucketStore:
             if not is_missing_bucket(error):
                 raise FileNotFoundError(f"{self.uri}: {failure}: there is no such object") from None
             raise StoreError(f"{self.uri}: {failure}: {explain_error(error, self._scheme)}") from error
-        except (BaseError, ValueError, OSError) as error:
+        except (BaseError, ValueError, OSError, NotImplementedError) as error:
             raise StoreError(f"{self.uri}: {failure}: {explain_error(error, self._scheme)}") from error
 
 
