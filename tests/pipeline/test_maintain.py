@@ -193,6 +193,15 @@ def test_lake_maintenance_refuses_a_clock_that_differs_from_the_store(lake: Lake
     assert list(lake.store.list_objects("_rota/clock")) == []
 
 
+def test_lake_maintenance_removes_the_probes_of_killed_ones_but_no_young_ones(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    for name in ("old", "young"):
+        store.create(f"_rota/clock/{name}", b"")
+    os.utime(tmp_path / "_rota/clock/old", (1, 1))
+    check_clock(store, datetime.now(UTC))
+    assert [info.key for info in store.list_objects()] == ["_rota/clock/young"]
+
+
 def test_lake_maintenance_refuses_a_table_whose_log_has_lost_commits_of_the_snapshot(lake: Lake) -> None:
     version = lake.snapshot().version(VERDICT)
     lake.store.delete(f"{VERDICT}/_delta_log/{version:020}.json")

@@ -52,13 +52,20 @@ class MaintenanceSummary:
 
 
 def check_clock(store: ObjectStore, now: datetime) -> None:
-    """Raise ValueError if a time differs from the store's, since files of running commands could look old."""
+    """Raise ValueError if a time differs from the store's, since files of running commands could look old.
+
+    Probes of killed maintenances are removed.
+    """
     probe = f"{_PROBE_FOLDER}/{secrets.token_hex(_PROBE_BYTES)}"
     store.create(probe, b"")
     try:
-        [stored_at] = [info.modified for info in store.list_objects(_PROBE_FOLDER) if info.key == probe]
+        times = {info.key: info.modified for info in store.list_objects(_PROBE_FOLDER)}
     finally:
         store.delete(probe)
+    stored_at = times[probe]
+    for key, time in times.items():
+        if stored_at - time > _MAX_CLOCK_DIFFERENCE:
+            store.delete(key)
     if abs(stored_at - now) > _MAX_CLOCK_DIFFERENCE:
         raise ValueError(
             f"the clock shows {now.isoformat(timespec='seconds')}, but an object stored in {store.uri} just now is of "
