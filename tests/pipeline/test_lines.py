@@ -271,7 +271,7 @@ def test_ingest_rows_have_the_columns_of_their_tables_and_are_equal_when_spark_r
     lake = Lake(str(tmp_path))
     for kind, kind_rows in batch.to_rows("a.jsonl.gz", DAY).items():
         spec = TABLES_BY_KIND[kind]
-        files = write_rows(pa.Table.from_batches([kind_rows]), FileTarget(lake.uri, spec, "run1"))
+        files = write_rows(pa.Table.from_batches([kind_rows]), FileTarget(lake.store, spec, "run1"))
         frame = lake.table(spec.name).read_files(spark, files)
         assert frame.schema == spec.schema
         read = {bytes(row["digest"]): row for row in frame.collect()}

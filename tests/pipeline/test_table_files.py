@@ -12,7 +12,7 @@ import pytest
 from pipeline.lake_files import GROUPS
 from rota.object_store import StoreError, open_store
 from rota.pipeline.lake import data_files
-from rota.pipeline.lake.data_files import FileTarget, TableSpec, write_partitions
+from rota.pipeline.lake.data_files import TableSpec, write_partitions
 
 TABLE = "lake/groups"
 PARTITIONS = ("date", "bucket")
@@ -29,7 +29,8 @@ def written_files(
     uri: str, *batches: pa.RecordBatch, partitions: tuple[str, ...] = PARTITIONS
 ) -> list[dict[str, object]]:
     """Write the batches of a task, and return what it says about each file."""
-    [written] = write_partitions(iter(batches), target=FileTarget(uri, TableSpec(TABLE, GROUPS, partitions), "run1"))
+    table = TableSpec(TABLE, GROUPS, partitions)
+    [written] = write_partitions(iter(batches), lake_uri=uri, table=table, label="run1")
     rows: list[dict[str, object]] = written.to_pylist()
     return rows
 

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from ground.s3.faults import FaultProxy
 from pipeline.lake_files import GROUPS, append_file, open_log, write_file
 from rota.object_store import StoreError, open_store
 from rota.pipeline.lake import storage
-from rota.pipeline.lake.data_files import FileTarget, TableSpec, write_partitions
+from rota.pipeline.lake.data_files import TableSpec, write_partitions
 from rota.pipeline.lake.delta_log import FileChanges, list_files
 from rota.pipeline.lake.storage import check_root, spark_pattern, spark_uri, storage_options
 from rota.pipeline.lake.table import Table
@@ -105,12 +106,12 @@ def test_table_file_that_a_bucket_refuses_is_told(
 ) -> None:
     monkeypatch.setattr("rota.object_store.bucket.RETRIES", 1)
     proxy.answer(503)
-    target = FileTarget(uri, TableSpec("lake/groups", GROUPS, ()), "run1")
+    write = partial(write_partitions, lake_uri=uri, table=TableSpec("lake/groups", GROUPS, ()), label="run1")
     batch = pa.RecordBatch.from_pydict({"digest": [secrets.token_bytes(32) for _ in range(rows)]})
     with pytest.raises(StoreError, match=r"run1-.* cannot be written: the server answered 503"):
-        list(write_partitions(iter([batch]), target=target))
+        list(write(iter([batch])))
     proxy.heal()
-    [written] = write_partitions(iter([batch]), target=target)
+    [written] = write(iter([batch]))
     [file] = written.to_pylist()
     content = open_store(uri).read(f"lake/groups/{file['path']}")
     assert (len(content), pq.read_metadata(pa.BufferReader(content)).num_rows) == (file["size_bytes"], rows)

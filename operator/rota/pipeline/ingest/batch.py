@@ -189,7 +189,7 @@ class IngestRun:
                 commits[kind] = self._append(plan, table, result.rows[kind])
         ledger_rows = _ledger_rows(plan.number, result.segments)
         with self._step(self._ledger.name):
-            files = write_rows(ledger_rows, FileTarget(self._lake.uri, FILES_TABLE, _label(plan)))
+            files = write_rows(ledger_rows, FileTarget(self._lake.store, FILES_TABLE, _label(plan)))
             self._ledger.append_files(files, plan.number)
         return commits
 
@@ -213,7 +213,7 @@ class IngestRun:
                 return table.append_files(rows.files, plan.number)
             if rows.count > SMALL_TABLE_ROWS:
                 return table.merge_files(rows.files, plan.number, self._start_spark)
-            target = FileTarget(self._lake.uri, TABLES[table.name], _label(plan))
+            target = FileTarget(self._lake.store, TABLES[table.name], _label(plan))
             new_files = drop_ingested_rows(table, target, rows.files)
             return table.append_files(new_files, plan.number)
 

@@ -11,14 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from rota.object_store import open_store
 from rota.pipeline.lake.data_files import DataFile, FileTarget, read_file, write_file
 from rota.pipeline.lake.table import Table
 
 
 def drop_ingested_rows(table: Table, target: FileTarget, files: Sequence[DataFile]) -> list[DataFile]:
     """Return files without rows whose digest the table has on the same days; a file with such rows is replaced."""
-    store = open_store(target.lake_uri)
     version = table.version()
     if version is None:
         return list(files)
@@ -26,7 +24,7 @@ def drop_ingested_rows(table: Table, target: FileTarget, files: Sequence[DataFil
     new_digests: list[pa.Table] = []
     for file in files:
         days.append(date.fromisoformat(file.date or ""))
-        new_digests.append(read_file(store, table.name, file, ["digest"]))
+        new_digests.append(read_file(target.store, table.name, file, ["digest"]))
     digests = pa.concat_tables(new_digests)["digest"]
     is_ingested = ds.field("date").isin(days) & ds.field("digest").isin(digests)
     ingested = table.to_arrow(version, ["digest"], is_ingested)["digest"]
@@ -34,7 +32,7 @@ def drop_ingested_rows(table: Table, target: FileTarget, files: Sequence[DataFil
         return list(files)
     new_files: list[DataFile] = []
     for file in files:
-        rows = read_file(store, table.name, file)
+        rows = read_file(target.store, table.name, file)
         new_rows = rows.filter(pc.invert(pc.is_in(rows["digest"], ingested)))
         if new_rows.num_rows == rows.num_rows:
             new_files.append(file)

@@ -139,7 +139,8 @@ class ShareWriter:
     """Collects the rows of segments in memory, and writes them when there are many."""
 
     def __init__(self, target: ShareTarget) -> None:
-        self._target = target
+        self._lake = open_store(target.lake_uri)
+        self._label = target.label
         self._last_segments: dict[bytes, str] = {}  # by digest of each line: the key of the last segment that has it
         self._rows: dict[str, list[pa.RecordBatch]] = {}  # not written yet, by kind
         self._row_bytes = 0
@@ -178,7 +179,7 @@ class ShareWriter:
         """Write the rows that are in memory."""
         for kind, batches in self._rows.items():
             rows = pa.Table.from_batches(batches)
-            files = write_rows(rows, FileTarget(self._target.lake_uri, TABLES_BY_KIND[kind], self._target.label))
+            files = write_rows(rows, FileTarget(self._lake, TABLES_BY_KIND[kind], self._label))
             self.written.setdefault(kind, KindRows()).extend(_describe_rows(rows, files))
         self._rows = {}
         self._row_bytes = 0

@@ -66,13 +66,16 @@ class DataFile(NamedTuple):
 class FileTarget(NamedTuple):
     """The table that gets new files, and the first part of their names, such as `run12`."""
 
-    lake_uri: str
+    store: ObjectStore  # of the lake
     table: TableSpec
     label: str
 
 
-def write_partitions(batches: Iterable[pa.RecordBatch], *, target: FileTarget) -> Iterator[pa.RecordBatch]:
+def write_partitions(
+    batches: Iterable[pa.RecordBatch], *, lake_uri: str, table: TableSpec, label: str
+) -> Iterator[pa.RecordBatch]:
     """Write the rows of a Spark task, which are sorted by partition; yield WRITTEN_FILES."""
+    target = FileTarget(open_store(lake_uri), table, label)
     rows = [file._asdict() for file in _write_sorted(batches, target)]
     yield pa.RecordBatch.from_pylist(rows, schema=_ARROW_WRITTEN_FILES)
 
@@ -86,7 +89,7 @@ def write_rows(rows: pa.Table, target: FileTarget) -> list[DataFile]:
 
 def write_file(rows: pa.Table, values: PartitionValues, target: FileTarget) -> DataFile:
     """Write the rows of one partition, which lack the partition columns, to a new file."""
-    writer = _FileWriter(open_store(target.lake_uri), target, values, rows.schema)
+    writer = _FileWriter(target, values, rows.schema)
     for batch in rows.to_batches():
         writer.add(batch)
     return writer.close()
@@ -127,13 +130,12 @@ def split_by_partition(
 
 def _write_sorted(batches: Iterable[pa.RecordBatch], target: FileTarget) -> Iterator[DataFile]:
     writer: _FileWriter | None = None
-    store = open_store(target.lake_uri)
     for batch in batches:
         for values, rows in split_by_partition(batch, target.table.partitions):
             if writer and writer.values != values:
                 yield writer.close()
                 writer = None
-            writer = writer or _FileWriter(store, target, values, rows.schema)
+            writer = writer or _FileWriter(target, values, rows.schema)
             writer.add(rows)
     if writer:
         yield writer.close()
@@ -142,7 +144,7 @@ def _write_sorted(batches: Iterable[pa.RecordBatch], target: FileTarget) -> Iter
 class _FileWriter:
     """Writes one file."""
 
-    def __init__(self, store: ObjectStore, target: FileTarget, values: PartitionValues, schema: pa.Schema) -> None:
+    def __init__(self, target: FileTarget, values: PartitionValues, schema: pa.Schema) -> None:
         self.values = values
         folders = ""
         for name, value in values.items():
@@ -151,8 +153,8 @@ class _FileWriter:
         self._rows = 0
         self._pending: list[pa.RecordBatch] = []  # of the next row group
         self._pending_bytes = 0
-        self._file = store.open_writer(f"{target.table.name}/{self._path}")
-        self._uri = f"{store.uri}/{target.table.name}/{self._path}"
+        self._file = target.store.open_writer(f"{target.table.name}/{self._path}")
+        self._uri = f"{target.store.uri}/{target.table.name}/{self._path}"
         dictionaries = list(target.table.dictionaries) or True
         self._writer = pq.ParquetWriter(self._file, schema, compression=_COMPRESSION, use_dictionary=dictionaries)
 

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from rota.object_store import ObjectStore
 from rota.pipeline.common.columns import select_columns
-from rota.pipeline.lake.data_files import WRITTEN_FILES, DataFile, FileTarget, TableSpec, count_rows, write_partitions
+from rota.pipeline.lake.data_files import WRITTEN_FILES, DataFile, TableSpec, count_rows, write_partitions
 from rota.pipeline.lake.reading.arrow_rows import missing_file_sentence
 from rota.pipeline.lake.storage import spark_pattern, spark_uri
 
@@ -48,7 +48,7 @@ class ParquetFiles:
         arranged = rows.transform(select_columns, self._schema).transform(self._collect_partitions)
         if self._partitions or self._order:
             arranged = arranged.sortWithinPartitions(*self._partitions, *self._order)
-        write = partial(write_partitions, target=FileTarget(self._lake_uri, self._spec, label))
+        write = partial(write_partitions, lake_uri=self._lake_uri, table=self._spec, label=label)
         files = arranged.mapInArrow(write, WRITTEN_FILES).collect()
         return FileBatch([DataFile(**file.asDict()) for file in sorted(files)])
 

@@ -86,4 +86,4 @@ def _join(store: ObjectStore, table: TableSpec, parts: Sequence[DataFile]) -> _J
     rows = pa.concat_tables(tables, promote_options="default")  # older files may lack columns
     if table.order:
         rows = rows.sort_by([(name, "ascending") for name in table.order])
-    return _JoinedFile(write_file(rows, parts[0].partition, FileTarget(store.uri, table, _LABEL)), parts)
+    return _JoinedFile(write_file(rows, parts[0].partition, FileTarget(store, table, _LABEL)), parts)
