@@ -40,7 +40,6 @@ from rota.pipeline.ingest.shares import (
     KindRows,
     SegmentCounts,
     ShareResult,
-    ShareTarget,
     ingest_share,
     segment_day,
     share_segments,
@@ -179,8 +178,7 @@ class IngestRun:
 
     def _append_rows(self, plan: RunPlan) -> dict[str, TableCommit]:
         self._lake.add_missing_columns()
-        target = ShareTarget(self._journal.uri, self._lake.uri, _label(plan))
-        result = _merge_results(self._ingest_shares(plan, target))
+        result = _merge_results(self._ingest_shares(plan))
         self._check_missing(plan, result.segments)
         commits: dict[str, TableCommit] = {}
         for kind in KINDS:
@@ -193,15 +191,16 @@ class IngestRun:
             self._ledger.append_files(files, plan.number)
         return commits
 
-    def _ingest_shares(self, plan: RunPlan, target: ShareTarget) -> list[ShareResult]:
+    def _ingest_shares(self, plan: RunPlan) -> list[ShareResult]:
         """Ingest the segments in this process if they are few, since Spark needs longer to start; else by its tasks."""
+        ingest = partial(ingest_share, journal_uri=self._journal.uri, lake_uri=self._lake.uri, label=_label(plan))
         size_bytes = sum(segment.size_bytes for segment in plan.segments)
         if size_bytes <= SMALL_RUN_BYTES:
-            return [ingest_share(plan.segments, target=target)]
+            return [ingest(plan.segments)]
         context = self._start_spark().sparkContext
         tasks = max(context.defaultParallelism, ceil(size_bytes / TASK_BYTES))
         shares = share_segments(plan.segments, min(tasks, len(plan.segments)))
-        return context.parallelize(shares, len(shares)).map(partial(ingest_share, target=target)).collect()
+        return context.parallelize(shares, len(shares)).map(ingest).collect()
 
     def _append(self, plan: RunPlan, table: Table, rows: KindRows) -> TableCommit:
         """Append the rows of a run to a table: repeated rows once, and no rows that the table has already."""

@@ -32,14 +32,6 @@ READERS = 16  # concurrent requests for segments, since a bucket takes longer fo
 FLUSH_BYTES = 96 * 2**20  # rows in memory are written at this size; a process needs about five times as much memory
 
 
-class ShareTarget(NamedTuple):
-    """Where a share is read from, and where its files are written."""
-
-    journal_uri: str
-    lake_uri: str
-    label: str  # the first part of the names of its files
-
-
 class SegmentCounts(NamedTuple):
     """The distinct lines of a segment, and the times of its first and last record; None without a record."""
 
@@ -106,10 +98,10 @@ def share_segments(segments: Sequence[PlannedSegment], count: int) -> list[list[
     return list(filter(None, shares))
 
 
-def ingest_share(segments: Sequence[PlannedSegment], *, target: ShareTarget) -> ShareResult:
-    """Write the rows of segments to files, each line once."""
-    share = ShareWriter(target)
-    read = partial(_read_segment, open_store(target.journal_uri))
+def ingest_share(segments: Sequence[PlannedSegment], *, journal_uri: str, lake_uri: str, label: str) -> ShareResult:
+    """Write the rows of segments to files, whose names begin with a label, each line once."""
+    share = ShareWriter(open_store(lake_uri), label)
+    read = partial(_read_segment, open_store(journal_uri))
     with _paused_collection(), ThreadPoolExecutor(READERS) as pool:
         counts = list(map(share.add, segments, pool.map(read, segments)))
         share.flush()
@@ -138,9 +130,9 @@ def _paused_collection() -> Iterator[None]:
 class ShareWriter:
     """Collects the rows of segments in memory, and writes them when there are many."""
 
-    def __init__(self, target: ShareTarget) -> None:
-        self._lake = open_store(target.lake_uri)
-        self._label = target.label
+    def __init__(self, lake: ObjectStore, label: str) -> None:
+        self._lake = lake
+        self._label = label
         self._last_segments: dict[bytes, str] = {}  # by digest of each line: the key of the last segment that has it
         self._rows: dict[str, list[pa.RecordBatch]] = {}  # not written yet, by kind
         self._row_bytes = 0
