@@ -109,18 +109,18 @@ def test_report_backtest_result_is_one_sentence() -> None:
     start = "In the second half of each history, advice from the first half cost"
     wrong = "2 of 3 advised changes would have been wrong"
     assert describe_result(summarize(fleet(), NAMES)) == f"{start} 15 % less than no change; {wrong}"
-    kept = judged(moves(recorded=10, steady=10), moves(recorded=10, steady=10))
+    unadvised_row = judged(moves(recorded=10, steady=10), moves(recorded=10, steady=10))
     unchanged = "as much as no change; no group was advised to change"
-    assert describe_result(summarize([kept], NAMES)) == f"{start} {unchanged}"
+    assert describe_result(summarize([unadvised_row], NAMES)) == f"{start} {unchanged}"
 
 
 def test_report_backtest_without_wrong_changes_or_without_changes_says_so() -> None:
     right = judged(moves(recorded=100, steady=50), moves(recorded=90, steady=60))
-    kept = judged(moves(recorded=10, steady=10), moves(recorded=10, steady=10))
-    assert describe_backtest(summarize([right, kept], NAMES))[-1] == (
+    unadvised_row = judged(moves(recorded=10, steady=10), moves(recorded=10, steady=10))
+    assert describe_backtest(summarize([right, unadvised_row], NAMES))[-1] == (
         "Of 1 group advised to change, no change was wrong: together they saved 30 points a day."
     )
-    assert describe_backtest(summarize([kept], NAMES))[-1] == "No group was advised to change its policy."
+    assert describe_backtest(summarize([unadvised_row], NAMES))[-1] == "No group was advised to change its policy."
     assert describe_backtest(BacktestSummary(untested=3)) == [
         (
             "No advice could be tested: 3 groups with less than two hours of history, or whose present policy has no "
@@ -160,8 +160,8 @@ def test_report_backtest_table_has_costs_and_regret_of_each_choice() -> None:
 
 def test_report_backtest_section_escapes_names_and_has_a_download() -> None:
     hostile = "<script>"
-    before, after = (moves("shop/orders", **{"recorded": 9, hostile: count}) for count in (3, 4))
-    rows = [judged(before, after)]
+    first_half, second_half = (moves("shop/orders", **{"recorded": 9, hostile: count}) for count in (3, 4))
+    rows = [judged(first_half, second_half)]
     html = "\n".join(render_backtest(summarize(rows, [hostile])))
     assert hostile not in html
     assert "As advised 4 56 % less 0 0" in " ".join(visible_text(html).split())

@@ -60,10 +60,10 @@ def groups(spark: SparkSession, table: Table, since: date | None = None) -> list
     version = table.version()
     rows = table.read(spark, version, since)
     assert rows.schema == table.schema
-    found = sorted(str(found["group"]) for found in rows.select("group").collect())
-    assert sorted(table.dataset(version, since).to_table(["group"])["group"].to_pylist()) == found
-    assert table.count(version, since) == len(found)
-    return found
+    names = sorted(str(stored["group"]) for stored in rows.select("group").collect())
+    assert sorted(table.dataset(version, since).to_table(["group"])["group"].to_pylist()) == names
+    assert table.count(version, since) == len(names)
+    return names
 
 
 @pytest.fixture
@@ -222,12 +222,12 @@ def test_table_without_partitions_is_replaced_as_a_whole(spark: SparkSession, tm
         rows = spark.createDataFrame([(None,) * 9], chosen.schema).withColumn("use", F.lit(use))
         chosen.replace(rows, None, base=None)
     snapshot = lake.snapshots.publish(lake.snapshots.latest(), {"marts/chosen": chosen.version()})
-    assert [found["use"] for found in lake.read(spark, snapshot, "marts/chosen").collect()] == ["b"]
-    assert [found["use"] for found in chosen.read(spark, 0).collect()] == ["a"]
+    assert [stored["use"] for stored in lake.read(spark, snapshot, "marts/chosen").collect()] == ["b"]
+    assert [stored["use"] for stored in chosen.read(spark, 0).collect()] == ["a"]
 
 
 def test_table_tells_when_the_newest_rows_of_a_version_were_written(spark: SparkSession, table: Table) -> None:
-    before = datetime.now(UTC) - timedelta(milliseconds=1)  # a log has milliseconds
+    earliest = datetime.now(UTC) - timedelta(milliseconds=1)  # a log has milliseconds
     assert table.written_at(None) is None
     table.replace(frame(spark, "a"), None, base=None)
     between = datetime.now(UTC)
@@ -237,7 +237,7 @@ def test_table_tells_when_the_newest_rows_of_a_version_were_written(spark: Spark
     second = table.written_at(1)
     assert first
     assert second
-    assert before <= first <= between
+    assert earliest <= first <= between
     assert first <= second <= datetime.now(UTC)
     assert table.written_at(2) is None
 
@@ -260,13 +260,13 @@ def test_table_columns_that_were_added_later_are_null_in_older_files(spark: Spar
     newer.add_missing_columns()
     newer.append(rows, run=2)
     read = newer.read(spark, newer.version()).orderBy("group").collect()
-    members = [tuple(found["members"]["orders-0"]) for found in read]
-    assert [(*pair, found["lag"]) for pair, found in zip(members, read, strict=True)] == [
+    members = [tuple(stored["members"]["orders-0"]) for stored in read]
+    assert [(*pair, stored["lag"]) for pair, stored in zip(members, read, strict=True)] == [
         ("a", None, None),
         ("b", "r1", 7),
     ]
-    arrow = sorted(newer.to_arrow(newer.version()).to_pylist(), key=lambda found: str(found["group"]))
-    assert [found["members"][0][1] for found in arrow] == [{"uid": "a", "room": None}, {"uid": "b", "room": "r1"}]
+    arrow = sorted(newer.to_arrow(newer.version()).to_pylist(), key=lambda stored: str(stored["group"]))
+    assert [stored["members"][0][1] for stored in arrow] == [{"uid": "a", "room": None}, {"uid": "b", "room": "r1"}]
     with pytest.raises(ValueError, match=r"columns that this version of Rota does not know: lag, members.value.room"):
         table.append(frame(spark, "c"), run=3)
     assert groups(spark, table) == ["a", "b"]
@@ -275,9 +275,9 @@ def test_table_columns_that_were_added_later_are_null_in_older_files(spark: Spar
 def test_table_compacted_by_deltalake_is_read_together_with_newer_files(spark: SparkSession, table: Table) -> None:
     table.append(frame(spark, "ab"), run=1)
     table.append(frame(spark, "c"), run=2)
-    before = table.read(spark, 1).orderBy("group").collect()
+    rows_of_version_1 = table.read(spark, 1).orderBy("group").collect()
     assert DeltaTable(table.uri).optimize.compact()["numFilesAdded"] == 1
-    assert table.read(spark, 2).orderBy("group").collect() == before
+    assert table.read(spark, 2).orderBy("group").collect() == rows_of_version_1
     table.append(frame(spark, "d"), run=3)
     assert groups(spark, table) == ["a", "b", "c", "d"]
 
@@ -314,4 +314,4 @@ def test_lake_offsets_are_sorted_by_group_within_buckets(spark: SparkSession, tm
     assert len(fragments) == 3
     for fragment in fragments:
         stored = fragment.to_table(columns=["group", "at"]).to_pylist()
-        assert stored == sorted(stored, key=lambda found: (found["group"], found["at"]))
+        assert stored == sorted(stored, key=lambda row: (row["group"], row["at"]))

@@ -109,32 +109,32 @@ def test_table_has_a_run_once_that_two_processes_append_at_once(lake_uri: str) -
 def test_table_commit_is_planned_anew_if_another_writer_was_first(lake_uri: str) -> None:
     append_file(lake_uri, "a", run=1)
     file = write_file(open_store(lake_uri), "late")
-    seen: list[int] = []
+    last_runs: list[int] = []
 
     def plan(table: DeltaTable | None) -> FileChanges | None:
-        seen.append(last_run(table))
-        if len(seen) == 1:
+        last_runs.append(last_run(table))
+        if len(last_runs) == 1:
             append_file(lake_uri, "first", run=2)
         return None if last_run(table) >= 2 else FileChanges([file])
 
     result = open_log(lake_uri).commit(plan, 2)
-    assert seen == [1, 2]
+    assert last_runs == [1, 2]
     assert (result.version, result.is_changed) == (1, False)
     assert groups(lake_uri) == ["a", "first"]
 
 
 def test_table_is_created_once_by_two_writers(lake_uri: str) -> None:
     file = write_file(open_store(lake_uri), "late")
-    seen: list[int] = []
+    last_runs: list[int] = []
 
     def plan(table: DeltaTable | None) -> FileChanges:
-        seen.append(last_run(table))
+        last_runs.append(last_run(table))
         if table is None:
             append_file(lake_uri, "first", run=1)
         return FileChanges([file])
 
     assert open_log(lake_uri).commit(plan, 2).version == 1
-    assert seen == [-1, 1]
+    assert last_runs == [-1, 1]
     assert groups(lake_uri) == ["first", "late"]
 
 

@@ -38,9 +38,9 @@ def test_journal_folder_stays_within_its_limit_across_operators_and_restarts(tmp
         for sequence in range(4):
             store_segment(FolderRetention(store, limit), store, hour, 4 * number + sequence, 10_000)
             assert folder_bytes(tmp_path) <= limit
-    kept = [*{key[:18] for key in segments_in(tmp_path)}]
-    assert 20 <= len(kept) <= 26
-    assert sorted(kept) == [f"date={hour.replace('T', '/')}" for hour in hours[-len(kept) :]]
+    stored_hours = {key[:18] for key in segments_in(tmp_path)}
+    assert 20 <= len(stored_hours) <= 26
+    assert sorted(stored_hours) == [f"date={hour.replace('T', '/')}" for hour in hours[-len(stored_hours) :]]
     assert all((tmp_path / key).exists() for key in foreign)
     assert {path.name for path in tmp_path.glob("date=*")} == {"date=2026-11-01", "date=2026-11-03", "date=2026-11-04"}
 
@@ -69,9 +69,9 @@ def test_journal_hour_that_fills_the_limit_loses_its_oldest_segments(tmp_path: P
     for number in range(200):
         store_segment(retention, store, HOUR, number, 10_000)
     assert folder_bytes(tmp_path) <= 2**20
-    kept = [name.sequence for name in map(parse_segment, sorted(segments_in(tmp_path))) if name]
-    assert kept == [*range(200 - len(kept), 200)]
-    assert len(kept) > 90
+    sequences = [name.sequence for name in map(parse_segment, sorted(segments_in(tmp_path))) if name]
+    assert sequences == [*range(200 - len(sequences), 200)]
+    assert len(sequences) > 90
     with pytest.raises(StoreError, match=r"^a segment of 2000000 bytes exceeds nine tenths of the journal's limit$"):
         retention.make_room(HOUR, 2_000_000)
 
@@ -82,9 +82,9 @@ def test_journal_removes_hours_of_a_fast_clock_only_when_nothing_is_older(tmp_pa
         store_segment(FolderRetention(store, 2**20), store, f"2031-01-01T{number:02}", number, 100_000)
     for number in range(5):
         store_segment(FolderRetention(store, 2**20), store, f"2026-11-21T{number:02}", number, 100_000)
-    kept = sorted(key[5:18] for key in segments_in(tmp_path))
-    assert kept[0] == "2026-11-21/04"
-    assert kept[-1] == "2031-01-01/11"
+    hours = sorted(key[5:18] for key in segments_in(tmp_path))
+    assert hours[0] == "2026-11-21/04"
+    assert hours[-1] == "2031-01-01/11"
 
 
 def test_journal_drafts_of_killed_processes_are_removed_but_no_files_of_users(tmp_path: Path) -> None:
