@@ -1,7 +1,8 @@
 """Rows of a Delta table's version as a table of pyarrow."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -25,15 +26,21 @@ def collect_rows(
     dataset: ds.Dataset, uri: str, columns: Sequence[str] | None = None, where: ds.Expression | None = None
 ) -> pa.Table:
     """Return the rows that match an expression; raise ValueError if a file of the table at `uri` is damaged."""
+    with data_file_errors(uri):
+        return dataset.to_table(columns=columns, filter=where)
+
+
+@contextmanager
+def data_file_errors(uri: str) -> Iterator[None]:
+    """Turn the errors of reading a data file, or a table with data files, into ValueError or StoreError."""
     try:
         with storage_errors(uri):
-            return dataset.to_table(columns=columns, filter=where)
+            yield
     except FileNotFoundError as error:
-        described = first_line(error)
-        path = _MISSING_FILE.search(described)
-        raise ValueError(missing_file_sentence(path[1] if path else described)) from error
+        path = _MISSING_FILE.search(str(error))
+        raise ValueError(missing_file_sentence(path[1] if path else uri)) from error
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{uri} has a damaged file; restore it, or recreate the lake: {first_line(error)}") from error
+        raise ValueError(f"{uri} is damaged; restore it, or recreate the lake: {first_line(error)}") from error
 
 
 def missing_file_sentence(path: str) -> str:

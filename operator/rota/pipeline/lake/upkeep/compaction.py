@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from rota.object_store import ObjectStore
 from rota.pipeline.lake.data_files import DataFile, FileTarget, TableSpec, read_file, write_file
 from rota.pipeline.lake.delta_log import CommitResult, DeltaLog, FileChanges, list_files
-from rota.pipeline.lake.reading.arrow_rows import missing_file_sentence
+from rota.pipeline.lake.reading.arrow_rows import data_file_errors
 
 SMALL_FILE_BYTES = 16 * 2**20  # files below this are joined
 MAX_JOINED_BYTES = 32 * 2**20  # of the files that become one, since their rows are in memory
@@ -30,7 +30,8 @@ class _JoinedFile(NamedTuple):
 def join_small_files(store: ObjectStore, table: TableSpec, log: DeltaLog, end_day: date) -> CommitResult:
     """Join the small files of each partition of all days earlier than `end_day` in one commit; rows stay the same.
 
-    Files that another command has removed meanwhile stay removed. Raise ValueError if a file is missing or damaged.
+    Files that another command has removed meanwhile stay removed. Raise ValueError or StoreError if a file is missing
+    or damaged.
     """
     current = log.load()
     joined: list[_JoinedFile] = []
@@ -76,13 +77,8 @@ def _if_several(group: list[DataFile]) -> Iterator[list[DataFile]]:
 def _join(store: ObjectStore, table: TableSpec, parts: Sequence[DataFile]) -> _JoinedFile:
     tables: list[pa.Table] = []
     for part in parts:
-        try:
+        with data_file_errors(f"{store.uri}/{table.name}/{part.path}"):
             tables.append(read_file(store, table.name, part))
-        except FileNotFoundError:
-            raise ValueError(missing_file_sentence(f"{store.uri}/{table.name}/{part.path}")) from None
-        except pa.ArrowInvalid as error:
-            path = f"{store.uri}/{table.name}/{part.path}"
-            raise ValueError(f"{path} is damaged; restore it, or recreate the lake: {error}") from error
     rows = pa.concat_tables(tables, promote_options="default")  # older files may lack columns
     if table.order:
         rows = rows.sort_by([(name, "ascending") for name in table.order])
