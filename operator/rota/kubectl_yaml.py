@@ -76,8 +76,3 @@ def _represent_string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _configure_yaml()
-
-
-def load_yaml(text: str) -> Any:
-    """Return the value of the one document in a text; raise yaml.YAMLError or another error if it is invalid."""
-    return yaml.load(text, KubectlLoader)  # noqa: S506 - it is a SafeLoader

@@ -330,7 +330,7 @@ def test_recommend_limits_listed_reasons_per_policy(spark: SparkSession) -> None
 def test_recommend_weights_that_are_not_set_keep_their_defaults() -> None:
     assert parse_weights("moves: 3\nlag: 0.5") == CostWeights(moves=3, lag=0.5)
     assert parse_weights("moves: 1e+06") == CostWeights(moves=1e6)  # as Helm writes a million
-    assert parse_weights("") == parse_weights("{}") == CostWeights()
+    assert parse_weights("") == parse_weights("~") == parse_weights("{}") == CostWeights()
 
 
 @pytest.mark.parametrize(
@@ -345,6 +345,8 @@ def test_recommend_weights_that_are_not_set_keep_their_defaults() -> None:
         ("idle: yes", "w.yaml: idle is True; give a number of at least 0, below 1e+12"),
         ("idle: much", "w.yaml: idle is much; give a number of at least 0, below 1e+12"),
         ("idle:", "w.yaml: idle is None; give a number of at least 0, below 1e+12"),
+        ("moves: 1\nlag: 2\nmoves: 3", "w.yaml names moves twice; give each weight once"),
+        ('{"lag": 2, lag: 2}', "w.yaml names lag twice; give each weight once"),
         ("- moves", "w.yaml contains no weights; write lines such as moves: 1"),
         ("{", "w.yaml is not valid YAML; write lines such as moves: 1"),
         (", ".join(f"{name}: 0" for name in MEASURES).join("{}"), "w.yaml sets every weight to 0"),

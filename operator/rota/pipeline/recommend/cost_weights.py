@@ -9,7 +9,7 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from rota.kubectl_yaml import load_yaml
+from rota.kubectl_yaml import KubectlLoader
 from rota.model import single_line
 
 # Fraction of the cost. A smaller gain is within the model's error, so no change is recommended.
@@ -90,7 +90,10 @@ class CostWeights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def parse_weights(text: str, source_name: str = "--weights") -> CostWeights:
     """Return weights from YAML, with defaults for missing ones; raise ValueError with one sentence for a mistake."""
     try:
-        parsed = load_yaml(text)
+        loader = KubectlLoader(text)
+        root = loader.get_single_node()
+        names = [key.value for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
+        parsed = root and loader.construct_document(root)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # constructors of values raise more than the parser
         raise ValueError(f"{source_name} is not valid YAML; write lines such as moves: 1") from None
     entries = {} if parsed is None else parsed
@@ -98,6 +101,8 @@ def parse_weights(text: str, source_name: str = "--weights") -> CostWeights:
         raise ValueError(f"{source_name} contains no weights; write lines such as moves: 1")  # noqa: TRY004 - a user's mistake
     for name, value in entries.items():
         _check_weight(name, value, source_name)
+    if repeated := next((name for name in names if names.count(name) > 1), None):  # PyYAML keeps the last one
+        raise ValueError(f"{source_name} names {repeated} twice; give each weight once")
     weights = msgspec.convert(entries, CostWeights)
     if not any(msgspec.structs.astuple(weights)):
         raise ValueError(f"{source_name} sets every weight to 0; at least one must be above 0")
