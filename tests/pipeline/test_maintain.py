@@ -449,4 +449,6 @@ def test_lake_maintenance_command_reports_mistakes_in_one_sentence(tmp_path: Pat
     assert rota(lake, "--if-any").exit_code == 0
     result = rota(lake, "--keep-days", 7)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "keep rows for more days than snapshots" in result.stderr
+    remedy = "give --keep-days 8 or more, or a smaller --snapshot-days"
+    problem = "--keep-days 7 is not more than --snapshot-days 7: snapshots need rows of those days"
+    assert result.stderr == f"rota: {problem}; {remedy}\n"

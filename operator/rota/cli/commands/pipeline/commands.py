@@ -343,7 +343,9 @@ def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @LAKE_ARGUMENT
 @JOURNAL_OPTION
 @click.option(
-    "--keep-days", type=click.IntRange(2, 36_600), help="Delete rows and segments older than N days; default: none."
+    "--keep-days",
+    type=click.IntRange(2, 36_600),
+    help="Delete rows and segments older than N days; more than --snapshot-days; default: none.",
 )
 @default_option(
     "--snapshot-days",

@@ -21,6 +21,10 @@ def maintain(
     Rows and journal segments are kept for `keep_days` days (None: for ever), and snapshots for `snapshot_days` days
     after a newer one has replaced them. With `is_optional`, a lake without a snapshot is no error: nothing is done.
     """
+    if keep_days is not None and keep_days <= snapshot_days:
+        problem = f"--keep-days {keep_days} is not more than --snapshot-days {snapshot_days}"
+        remedy = f"give --keep-days {snapshot_days + 1} or more, or a smaller --snapshot-days"
+        raise ValueError(f"{problem}: snapshots need rows of those days; {remedy}")
     lake = open_lake(uri)
     store = open_store(journal or f"{lake.uri}/{JOURNAL}")
     now = datetime.now(UTC)
