@@ -183,6 +183,9 @@ def test_pipeline_run_without_a_journal_reads_the_history_of_the_lake(spark: Spa
         (["--to", "advice"], "--policies and --to belong together"),
         (["--metrics-file", "rota.txt"], "--metrics-file rota.txt must end with .prom"),
         (["--metrics-file", "p.yaml/rota.prom"], "--metrics-file p.yaml/rota.prom cannot be a folder, because "),
+        (["--metrics-file", "/proc/x/rota.prom"], "--metrics-file /proc/x/rota.prom cannot be written: nothing can "),
+        (["--metrics-file", "folder.prom"], "--metrics-file folder.prom is a folder; name a file in it, such as rota"),
+        (["--policies", "p.yaml", "--to", "/proc/x"], "--to /proc/x cannot be written: nothing can be created in "),
         (["--push-gateway", "pushgateway:9091"], "--push-gateway must be a URL without a user name"),
         (["--push-gateway", "http://me:secret@pushgateway"], "--push-gateway must be a URL without a user name"),
         ([], "lake/journal contains no segment of a journal"),
@@ -194,6 +197,7 @@ def test_pipeline_run_rejects_options_before_spark_starts(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     Path("p.yaml").write_text(STEADY)
+    Path("folder.prom").mkdir()
     result = rota("run", "lake", *options)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert error in result.stderr
@@ -208,8 +212,9 @@ def test_pipeline_run_whose_metrics_cannot_be_written_still_succeeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "rota.prom"
+    metrics = MetricsOutput(str(folder), "http://127.0.0.1:1")
     folder.mkdir()
-    MetricsOutput(str(folder), "http://127.0.0.1:1").write(RunSummary("lake"))
+    metrics.write(RunSummary("lake"))
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[2].partition(" to ")[0].strip() for line in lines] == [
         "the metrics were not written",

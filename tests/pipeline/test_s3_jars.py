@@ -102,7 +102,8 @@ def test_pipeline_jars_command_says_what_it_has_fetched(mirror: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--to", "{folder}/file/jars"], "{folder}/file/jars cannot be created: Not a directory; name another folder"),
+        (["--to", "{folder}/file/jars"], "{folder}/file/jars cannot be written: Not a directory; name another folder"),
+        (["--to", "/proc"], "/proc cannot be written: No such file or directory; name another folder"),
         (["--to", "{folder}", "--repository", "example.com"], "example.com is no address of a Maven repository; "),
         (["--to", "{folder}", "--repository", "http://127.0.0.1:1"], "http://127.0.0.1:1/org/example/"),
     ],

@@ -14,6 +14,7 @@ from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.commands.pipeline.simulate import read_policies
 from rota.pipeline.lake.snapshots import EMPTY_SNAPSHOT
 from rota.pipeline.lake.tables import Lake
+from sidecar.small_disk import a_small_disk, fill_inodes
 
 DAY = "date=2025-11-21"
 STEADY = "kind: RebalancePolicy\nmetadata:\n  name: steady\nspec:\n  strategy: Sticky\n"
@@ -64,6 +65,25 @@ def report_folder_that_is_a_file(folder: Path) -> tuple[list[object], str]:
     return arguments, f"--to {file} cannot be a folder, because {file} is a file; name another"
 
 
+def report_folder_that_cannot_be_created(folder: Path) -> tuple[list[object], str]:
+    arguments = ["recommend", folder / "lake", "--policies", a_file(folder / "p.yaml", STEADY), "--to", "/proc/x"]
+    return arguments, "--to /proc/x cannot be written: nothing can be created in /proc ("  # not even by root
+
+
+def report_folder_with_a_file_for_manifests(folder: Path) -> tuple[list[object], str]:
+    file = a_file(folder / "to" / "policies", "mine")
+    policies = a_file(folder / "p.yaml", STEADY)
+    arguments = ["recommend", folder / "lake", "--policies", policies, "--to", file.parent]
+    return arguments, f"--to {file.parent} cannot be a folder, because {file} is a file; name another"
+
+
+def report_folder_that_is_a_dangling_link(folder: Path) -> tuple[list[object], str]:
+    (folder / "to").symlink_to(folder / "nowhere")
+    policies = a_file(folder / "p.yaml", STEADY)
+    arguments = ["recommend", folder / "lake", "--policies", policies, "--to", folder / "to"]
+    return arguments, f"--to {folder}/to cannot be a folder, because {folder}/to is a file; name another"
+
+
 def report_folder_in_the_lake(folder: Path) -> tuple[list[object], str]:
     to = folder / "lake" / "report"
     arguments = ["recommend", folder / "lake", "--policies", a_file(folder / "p.yaml", STEADY), "--to", to]
@@ -100,6 +120,9 @@ def unknown_scheme(_folder: Path) -> tuple[list[object], str]:
         lake_without_records,
         lake_without_journal,
         report_folder_that_is_a_file,
+        report_folder_that_cannot_be_created,
+        report_folder_with_a_file_for_manifests,
+        report_folder_that_is_a_dangling_link,
         report_folder_in_the_lake,
         folder_with_other_files,
         lake_of_the_former_layout,
@@ -113,10 +136,30 @@ def test_pipeline_rejects_invalid_input_before_spark_starts(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # without Java, anything that starts Spark fails with another error
     Lake(str(tmp_path / "lake")).snapshots.publish(EMPTY_SNAPSHOT, {})
     arguments, sentence = case(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     result = CliRunner().invoke(main, ["pipeline", *map(str, arguments)])
     stderr = "".join(line for line in result.stderr.splitlines(keepends=True) if "reading snapshot" not in line)
     assert (result.exit_code, result.stdout, stderr.count("\n")) == (2, "", 1)
     assert stderr.startswith(f"rota: {sentence}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", [["rollup"], ["simulate", "--policies", "p.yaml"]])
+def test_pipeline_rejects_a_lake_that_cannot_be_written_before_spark_starts(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    a_file(tmp_path / "p.yaml", STEADY)
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    with a_small_disk(lake, max_inodes=20):
+        Lake(str(lake)).snapshots.publish(EMPTY_SNAPSHOT, {})
+        fill_inodes(lake)
+        result = CliRunner().invoke(main, ["pipeline", *command, str(lake)])
+    problem = f"nothing can be created in {lake} (No space left on device)"
+    assert result.stderr == f"rota: The lake {lake} cannot be written: {problem}; name another folder\n"
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 @pytest.mark.parametrize("command", [["ingest"], ["rollup"], ["recommend", "--policies", "p.yaml", "--to", "to"]])

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 from urllib.request import urlopen
 
@@ -113,8 +114,9 @@ def fetch_jars(folder: Path, repository: str = "") -> int:
 def _create_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise ValueError(f"{folder} cannot be created: {error.strerror}; name another folder") from error
+        raise ValueError(f"{folder} cannot be written: {error.strerror}; name another folder") from error
 
 
 def _fetch(jar: Jar, source: str, folder: Path) -> None:

@@ -101,24 +101,34 @@ def open_lake(uri: str) -> Lake:
 
 def open_lake_to_write(uri: str) -> Lake:
     """Return a lake; raise ValueError if its folder cannot be created or written, or is not that of a lake."""
-    location = parse_location(uri)
-    if location.scheme == FOLDER_SCHEME:
-        check_writable("The lake", Path(location.path), uri)
+    _check_writable(uri)
     return open_lake(uri)
 
 
+def _check_writable(uri: str) -> None:
+    location = parse_location(uri)
+    if location.scheme == FOLDER_SCHEME:
+        check_writable("The lake", Path(location.path), uri)
+
+
 def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> OpenedLake:
-    """Choose the snapshot that a command reads, and print it; raise ValueError if it has no records."""
+    """Choose the snapshot that a command reads, and print it.
+
+    Raise ValueError if it has no records, or if it is the newest one and no marts can be written.
+    """
     newest = lake.snapshots.latest()
     if not newest.number:
         ingest = f"`rota pipeline ingest {lake.uri}` makes one from a journal"
         raise NothingToReadError(f"{lake.uri} has no snapshot yet; {ingest}")
     # Do not read the newest snapshot twice: if another one is published in between, this command writes no marts.
     snapshot = newest if number is None and as_of is None else lake.snapshot(number, as_of)
+    is_newest = snapshot.number == newest.number
+    if is_newest:  # its marts are written
+        _check_writable(lake.uri)
     check_history(lake, snapshot)
     created_at = snapshot.created_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     print_note(f"reading snapshot {snapshot.number} of {lake.uri}, published {created_at}")
-    return OpenedLake(lake, snapshot, is_newest=snapshot.number == newest.number)
+    return OpenedLake(lake, snapshot, is_newest=is_newest)
 
 
 def open_journal(lake: Lake, uri: str | None) -> ObjectStore:

@@ -5,6 +5,7 @@ All checks run before Spark starts, so that a typing error is reported at once.
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rota.object_store import FOLDER_SCHEME, LOST_FOUND, parse_location
 from rota.pipeline.common.names import MANIFEST_FIRST_LINE
@@ -21,13 +22,14 @@ def check_report_folder(to: str, lake: str) -> None:
     if "://" in to:
         raise ValueError(f"--to {to} is a URI, but the report and the manifests are files; name a folder")
     folder = Path(to).absolute()
-    check_writable("--to", folder, to)
+    for place in (folder, folder / "policies"):
+        check_writable("--to", place, to)
     location = parse_location(lake)
     if location.scheme == FOLDER_SCHEME and folder.resolve().is_relative_to(Path(location.path).resolve()):
         raise ValueError(f"--to {to} is inside the lake {lake}; name a folder elsewhere")
     for pattern, prefix in REPLACED_FILES.items():
         for path in folder.glob(pattern):
-            with path.open("rb") as file:
+            with path.open("r+b") as file:  # writable, too
                 if file.read(len(prefix)) != prefix.encode():
                     raise ValueError(f"{path} would be replaced, but is not a file of this command; name another --to")
 
@@ -44,9 +46,12 @@ def check_own_folder(folder: Path) -> None:
 def check_writable(option: str, folder: Path, shown: str) -> None:
     """Raise ValueError if a folder cannot be created, or nothing can be written to it."""
     absolute = folder.absolute()
-    parent = next(filter(os.path.exists, (absolute, *absolute.parents)))  # `Path.exists` may raise
+    parent = next(filter(os.path.lexists, (absolute, *absolute.parents)))
     if not parent.is_dir():
         raise ValueError(f"{option} {shown} cannot be a folder, because {parent} is a file; name another")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        problem = f"you have no permission to write {parent}"
-        raise ValueError(f"{option} {shown} cannot be written: {problem}; name another folder")
+    try:
+        with TemporaryFile(dir=parent, prefix=".rota-"):  # permissions tell less: root has all, but not in /proc
+            pass
+    except OSError as error:
+        problem = f"nothing can be created in {parent} ({error.strerror})"
+        raise ValueError(f"{option} {shown} cannot be written: {problem}; name another folder") from None

@@ -66,6 +66,8 @@ class MetricsOutput:
             )
         if file is not None:
             check_writable("--metrics-file", Path(file).absolute().parent, file)
+            if Path(file).is_dir():
+                raise ValueError(f"--metrics-file {file} is a folder; name a file in it, such as rota{SUFFIX}")
         if gateway is not None and not _GATEWAY_PATTERN.fullmatch(gateway):
             raise ValueError("--push-gateway must be a URL without a user name, such as http://pushgateway:9091")
         self._file = file
