@@ -432,17 +432,37 @@ def test_rollup_command_prints_readable_metrics(spark: SparkSession, tmp_path: P
     assert line.split() == ["shop/orders", "2026-11-21T08:00:00Z", "0", "0", "0", "unknown", "unknown", "True"]
 
 
-@pytest.mark.slow("marts with too many rows to print")
-def test_rollup_command_with_too_many_rows_says_where_they_are(
+@pytest.mark.slow("rollups and violations of more rows than are printed")
+def test_rollup_and_timeline_commands_print_the_first_rows_and_where_the_others_are(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rota.cli.commands.pipeline.rollup.MAX_PRINTED_ROWS", 1)
-    write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(2, 9))
+    names = ("a", "b", "c")
+    owner = {"standing": "Ready", "queues": {"orders": {"broker-a": "0"}}}
+    rules: dict[str, Any] = {"model": "Clustering", "ordering": "Concurrent", "startFrom": "Latest", "policy": None}
+    state = {"rules": {}, "members": {name: owner | {"uid": name} for name in names}, "releasing": [], "unowned": {}}
+    for hour in (8, 9):
+        at = f"2025-11-21T{hour:02}:00:00.000Z"
+        records = [journal_record("owners", f"shop/{name}", at, generation=1, **rules, **state) for name in names]
+        lines = [f"{json.dumps(record)}\n".encode() for record in records]
+        write_segment(tmp_path, f"{hour:02}-a.jsonl.gz", *lines, day=DAY)
     ingest(spark, tmp_path)
-    sentence = "marts/rollup has more than 1 rows, too many to print; read the table"
-    assert output_of("rollup", tmp_path) == f"{sentence}\n"
-    assert error_of("rollup", tmp_path, "-o", "json") == sentence
-    assert len(mart_rows(tmp_path, "rollup")) == 2
+    monkeypatch.setattr("rota.cli.commands.pipeline.rollup.MAX_TABLE_ROWS", 2)
+    others = f"`rota history GROUP --lake {tmp_path}` prints those of a group, the table marts/rollup has all"
+    _, first, second, last = output_of("rollup", tmp_path).splitlines()
+    assert [line.split()[:2] for line in (first, second)] == [[f"shop/{name}", "2025-11-21T09:00:00Z"] for name in "ab"]
+    assert last == f"And 4 more rows: {others}"
+    assert rota("rollup", tmp_path, "--snapshot", 1).stdout.endswith("\nAnd 4 more rows: -o json prints all\n")
+    assert len(json.loads(output_of("rollup", tmp_path, "-o", "json"))) == len(mart_rows(tmp_path, "rollup")) == 6
+    result = rota("timeline", tmp_path)
+    assert result.exit_code == 1
+    assert [line.split()[4] for line in result.stdout.splitlines()[1:-1]] == ["TwoOwners"] * 2
+    assert re.fullmatch(r"And \d+ more rows: the table marts/violations has all", result.stdout.splitlines()[-1])
+
+    monkeypatch.setattr("rota.cli.commands.pipeline.rollup.MAX_COLLECTED_ROWS", 3)
+    assert output_of("rollup", tmp_path).splitlines()[-1] == f"And at least 2 more rows: {others}"
+    error = "marts/rollup has more than 3 rows, too many to print; read the table"
+    assert error_of("rollup", tmp_path, "-o", "json") == error
+    assert rota("timeline", tmp_path).exit_code == 1
 
 
 # Journals with invalid content.

@@ -297,7 +297,8 @@ def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None
 def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Compute hourly metrics of each group from the history of LAKE: the mart rollup.
 
-    With --days, those days are rewritten, and earlier days that were written before are kept.
+    Prints the newest 40 rows, with -o json or yaml all. With --days, those days are rewritten, and earlier days that
+    were written before are kept.
     """
     from rota.cli.commands.pipeline import rollup
 
@@ -314,7 +315,7 @@ def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Print violations of exclusive queue ownership in the history of LAKE; the marts intervals and violations.
 
-    The exit code is 1 if a queue had two owners, or was granted without proof.
+    As a table, the worst 40 are printed. The exit code is 1 if a queue had two owners, or was granted without proof.
     """
     from rota.cli.commands.pipeline import rollup
 

@@ -1,7 +1,7 @@
 """`rota pipeline rollup` and `timeline`: their marts, and what they print."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -23,20 +23,27 @@ from rota.pipeline.history.tables import (
     select_rollup,
     select_violations,
 )
+from rota.sentences import pluralize
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-MAX_PRINTED_ROWS = 10_000
+VIOLATIONS = "marts/violations"
+MAX_COLLECTED_ROWS = 10_000  # of a result; with more, json and yaml print none
+MAX_TABLE_ROWS = 40  # printed as a table, for people
+
+ToCells = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def rollup(
     spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
-    """Write the hourly metrics of each group, and print them."""
+    """Write the hourly metrics of each group, and print them, the newest hour first."""
     written = write_rollup(progress, read_reports(spark, progress, opened, days, [HistoryReport.ROLLUP]), opened, days)
     opened.publish()
-    _print_rollup(_collect_rows(written.drop("date").orderBy("group", "hour")), output)
+    rows = _collect_rows(written.drop("date").orderBy(col("hour").desc(), "group"))
+    where = f"`rota history GROUP --lake {opened.lake.uri}` prints those of a group, the table {ROLLUP} has all"
+    _print_rows(rows, output, ROLLUP, opened, where=where, to_cells=printed_row)
 
 
 def read_reports(
@@ -66,13 +73,6 @@ def write_rollup(progress: Progress, reports: "DataFrame", opened: OpenedLake, d
     return written.where(col("date") >= lit(since)) if since else written
 
 
-def _print_rollup(rows: list[dict[str, Any]] | None, output: str) -> None:
-    if rows is None:
-        _report_too_many_rows(ROLLUP, output)
-    else:
-        print_value(rows, output, lambda: print_table(list(map(printed_row, rows))))
-
-
 def timeline(
     spark: "SparkSession", progress: Progress, *, opened: OpenedLake, days: int | None, output: str, **_: Any
 ) -> None:
@@ -83,13 +83,11 @@ def timeline(
     opened.publish()
     worst = col("kind").isin(*OPERATOR_ERRORS)
     rows = _collect_rows(violations.orderBy(worst.desc(), "group", "since", "topic", "broker", "queue"))
-    if rows is None:
-        _report_too_many_rows("marts/violations", output)
-        is_wrong = violations.where(worst).limit(1).count() > 0
+    if rows or output != "table":
+        _print_rows(rows, output, VIOLATIONS, opened, where=f"the table {VIOLATIONS} has all")
     else:
-        print_value(rows, output, lambda: print_table(rows) if rows else print_line("No violations of queue ownership"))
-        is_wrong = any(row["kind"] in OPERATOR_ERRORS for row in rows)
-    if is_wrong:
+        print_line("No violations of queue ownership")
+    if rows and rows[0]["kind"] in OPERATOR_ERRORS:
         raise click.exceptions.Exit(1)
 
 
@@ -97,21 +95,30 @@ def write_audit(progress: Progress, reports: "DataFrame", opened: OpenedLake) ->
     """Write the marts intervals and violations, and return the violations. `reports` is evaluated twice: persist it."""
     progress("computing owners, and writing")
     opened.write("marts/intervals", select_intervals(reports))
-    return opened.write("marts/violations", select_violations(reports))
+    return opened.write(VIOLATIONS, select_violations(reports))
 
 
-def _report_too_many_rows(table: str, output: str) -> None:
-    """Print that a table has too many rows to print; in the formats json and yaml, raise ValueError instead."""
-    problem = f"{table} has more than {MAX_PRINTED_ROWS:,} rows, too many to print; read the table"
-    if output != "table":
-        raise ValueError(problem)
-    print_line(problem)
+def _print_rows(
+    rows: list[dict[str, Any]], output: str, table: str, opened: OpenedLake, *, where: str, to_cells: ToCells = dict
+) -> None:
+    """Print the first rows, and `where` the others are; as json and yaml print all rows, or raise ValueError."""
+    has_all = len(rows) <= MAX_COLLECTED_ROWS
+    if output != "table" and not has_all:
+        raise ValueError(f"{table} has more than {MAX_COLLECTED_ROWS:,} rows, too many to print; read the table")
+
+    def print_first() -> None:
+        print_table([to_cells(row) for row in rows[:MAX_TABLE_ROWS]])
+        if (others := len(rows) - MAX_TABLE_ROWS) > 0:
+            number = f"{'' if has_all else 'at least '}{pluralize(others, 'more row')}"
+            is_written = table in opened.rows  # not those of an older snapshot
+            print_line(f"And {number}: {where if is_written else '-o json prints all'}")
+
+    print_value(rows, output, print_first)
 
 
-def _collect_rows(frame: "DataFrame") -> list[dict[str, Any]] | None:
-    """Return rows as JSON values, with times in UTC; None if there are too many to print."""
-    rows = frame.limit(MAX_PRINTED_ROWS + 1).collect()
-    return None if len(rows) > MAX_PRINTED_ROWS else list(map(_to_json_values, rows))
+def _collect_rows(frame: "DataFrame") -> list[dict[str, Any]]:
+    """Return at most MAX_COLLECTED_ROWS + 1 rows as JSON values, with times in UTC."""
+    return list(map(_to_json_values, frame.limit(MAX_COLLECTED_ROWS + 1).collect()))
 
 
 def _to_json_values(row: "Row") -> dict[str, Any]:
