@@ -27,11 +27,6 @@ def replay_policies(history: GroupHistory, policies: Mapping[str, PolicySpec | N
     return rows
 
 
-def replay_policy(history: GroupHistory, policy: PolicySpec | None) -> MetricsRow:
-    """Return the results of one policy; None stands for the recorded policies."""
-    return _to_row(_run_replay(history, policy), policy)
-
-
 def _run_replay(history: GroupHistory, policy: PolicySpec | None) -> Replay:
     replay = Replay(history, policy, ReplayMetrics(history))
     replay.run()
