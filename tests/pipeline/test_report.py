@@ -34,7 +34,13 @@ from rota.pipeline.report.formatting import describe_change, format_duration, fo
 from rota.pipeline.report.html import render_report
 from rota.pipeline.report.outputs import REPORT_FILE, ReportExtras, write_recommendation
 from rota.pipeline.report.plots import BarSegment, PlotLine, draw_bar, draw_lines, format_number
-from rota.pipeline.report.report_data import MAX_LINE_POINTS, MAX_PLOTS, collect_findings, count_problems, thin_series
+from rota.pipeline.report.report_data import (
+    MAX_LINE_POINTS,
+    MAX_PLOTS,
+    collect_findings,
+    count_problems,
+    downsample_series,
+)
 from rota.spec import parse_policy
 
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
@@ -413,8 +419,8 @@ def test_recommend_report_of_10000_groups_is_below_2_mb(spark: SparkSession) -> 
 
 
 def test_recommend_report_series_is_thinned_but_keeps_its_peak(spark: SparkSession) -> None:
-    thinned = thin_series(series(spark, rolled_out_group(), steps=1000))
-    figures = thinned.groupBy("policy").agg(F.count("*").alias("n"), F.max("lag").alias("lag")).collect()
+    downsampled = downsample_series(series(spark, rolled_out_group(), steps=1000))
+    figures = downsampled.groupBy("policy").agg(F.count("*").alias("n"), F.max("lag").alias("lag")).collect()
     highest = {
         row["policy"]: row["lag"]
         for row in series(spark, rolled_out_group(), 1000).groupBy("policy").agg(F.max("lag").alias("lag")).collect()

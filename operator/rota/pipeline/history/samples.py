@@ -70,8 +70,8 @@ class Samples(NamedTuple):
         by_sample = [column[is_kept] for column in self[2:]]
         return Samples(self.at[records], indices[self.record[is_kept]], *by_sample)
 
-    def thin(self, step: int) -> "Samples":
-        """Return the first record, and the last one of each step of `step` microseconds, with their samples."""
+    def downsample(self, step: int) -> "Samples":
+        """Return the first record, and the last one of each `step` microseconds since 1970, with their samples."""
         is_needed = np.diff(self.at // step, append=-1) != 0
         is_needed[:1] = True
         return self.keep(is_needed)

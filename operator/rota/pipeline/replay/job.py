@@ -70,7 +70,7 @@ def _build_history_rows(records: Iterator[pa.RecordBatch], *, sample_files: Samp
 def _build_history_row(rows: GroupRows) -> dict[str, Any]:
     """Return the row with a group's history or problem."""
     places = Places()
-    samples = _thin_samples(rows.samples(places))
+    samples = _downsample(rows.samples(places))
     row: dict[str, Any] = {"group": rows.group, "size": 0}
     try:
         records = sort_facts(rows.records.of_kinds(REPLAYED_KINDS.values()))
@@ -81,10 +81,14 @@ def _build_history_row(rows: GroupRows) -> dict[str, Any]:
     return row
 
 
-def _thin_samples(parts: Iterable[Samples]) -> Samples:
-    """Return the first sample, and the last of each step; others change nothing, as rates are constant in a step."""
-    thinned = [part.thin(_STEP_MICROSECONDS) for part in parts]  # one part fits in memory, all parts may not
-    return concatenate(thinned).thin(_STEP_MICROSECONDS) if thinned else _NO_SAMPLES
+def _downsample(parts: Iterable[Samples]) -> Samples:
+    """Return the first sample, and the last one of every five minutes of the clock.
+
+    A replay interpolates offsets at the edges of its steps, which are as long. One part of the samples fits in memory,
+    all parts may not.
+    """
+    kept = [part.downsample(_STEP_MICROSECONDS) for part in parts]
+    return concatenate(kept).downsample(_STEP_MICROSECONDS) if kept else _NO_SAMPLES
 
 
 def history_size(history: GroupHistory) -> int:

@@ -91,8 +91,8 @@ def collect_findings(
     if recommended_policies:
         is_plotted = F.col("group").isin(*recommended_policies) & _matches_now_or_recommended(recommended_policies)
         measures = costs_with_measures(costs, results).filter(is_plotted).collect()
-        thinned = thin_series(series.filter(is_plotted)).withColumn("at", F.unix_timestamp("at"))
-        points = thinned.orderBy("group", "policy", "at").collect()
+        downsampled = downsample_series(series.filter(is_plotted)).withColumn("at", F.unix_timestamp("at"))
+        points = downsampled.orderBy("group", "policy", "at").collect()
     return Findings(
         scope=_collect_scope(results, series, chosen),
         policy_sums=sum_over_groups(costs, results, chosen).collect(),
@@ -163,7 +163,7 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
     return summary.withColumns(known_sums)
 
 
-def thin_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
+def downsample_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
     """Return rows of schemas.SERIES, at most `max_points` a line. Merged rows keep the highest lag, to show peaks."""
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     seconds = F.unix_timestamp("at")
