@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ from rota.cli import main
 from rota.cli.commands.pipeline import rollup
 from rota.cli.commands.pipeline.run.metrics import METRICS, MetricsOutput
 from rota.cli.commands.pipeline.run.summary import RunSummary
+from rota.object_store import open_store
 from rota.pipeline.lake.tables import Lake
 from rota.pipeline.recommend.backtest import summarize
 from rota.records import journal_record
@@ -221,6 +223,15 @@ def test_pipeline_run_whose_metrics_cannot_be_written_still_succeeds(
         "the metrics were not pushed",
     ]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_pipeline_run_pushes_the_metrics_of_each_lake_under_its_whole_uri(gateway: Gateway, tmp_path: Path) -> None:
+    uris = ["s3://east/rota", "s3://west/rota", "abfs://rota@east.dfs.core.windows.net/rota", f"{tmp_path}/rota"]
+    for uri in uris:
+        MetricsOutput(None, gateway.url).write(RunSummary(open_store(uri).uri))
+    keys = [path.removeprefix("/metrics/job/rota-pipeline/lake@base64/") for path, _ in gateway.pushed]
+    assert [urlsafe_b64decode(key).decode() for key in keys] == uris
+    assert all(f'lake="{uri}"' in text for uri, (_, text) in zip(uris, gateway.pushed, strict=True))
 
 
 def test_pipeline_run_prints_the_result_of_the_backtest_and_where_the_report_is(
