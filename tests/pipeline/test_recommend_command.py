@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from pipeline.test_command import a_file, error_of, mart_rows, output_of
 from rota.pipeline.lake.tables import Lake
-from rota.pipeline.report.backtest_section import TITLE as BACKTEST_TITLE
 from rota.pipeline.report.plots import format_utc
+from rota.pipeline.report.sections.backtest_section import TITLE as BACKTEST_TITLE
 
 GROUPS, HOURS = 3, 3
 POLICIES = "\n---\n".join(

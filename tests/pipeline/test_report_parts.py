@@ -11,15 +11,15 @@ from pyspark.sql import Row
 
 from pipeline.test_backtest import fleet, judged, moves
 from rota.pipeline.recommend.backtest import BacktestSummary, summarize
-from rota.pipeline.report.backtest_section import (
+from rota.pipeline.report.earlier_advice import ObservedAdvice, render_observed
+from rota.pipeline.report.links import ReportLinks, check_url, render_download, render_group_links
+from rota.pipeline.report.sections.backtest_section import (
     backtest_table,
     describe_backtest,
     describe_result,
     describe_sources,
     render_backtest,
 )
-from rota.pipeline.report.earlier_advice import ObservedAdvice, render_observed
-from rota.pipeline.report.links import ReportLinks, check_url, render_download, render_group_links
 
 NAMES = ["steady", "even"]
 LINKS = ReportLinks("https://rota.example.com/page", "https://grafana.example.com")

@@ -1,9 +1,11 @@
-"""Elements of the report's HTML: sections, lists, tables, and their cells."""
+"""Elements of the report's HTML: sections, lists, tables, their cells, and titles of policies."""
 
 from collections.abc import Iterable
 from html import escape
 
 from rota.pipeline.common.names import replace_unprintable
+from rota.pipeline.common.schemas import RECORDED_POLICY
+from rota.pipeline.recommend.ranking import OWN_POLICIES
 from rota.pipeline.report.plots import escape_text
 
 
@@ -37,3 +39,8 @@ def number_cell(text: str) -> str:
 def escape_lines(text: str) -> str:
     """Escape a text for HTML; line breaks stay, other unprintable characters are replaced."""
     return escape("\n".join(map(replace_unprintable, text.split("\n"))), quote=True)
+
+
+def render_policy_title(policy: str) -> str:
+    """Return a policy's name for a table or a list, as HTML."""
+    return {RECORDED_POLICY: "Present policies", OWN_POLICIES: "Each group its own"}.get(policy, escape_text(policy))

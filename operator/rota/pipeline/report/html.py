@@ -1,36 +1,24 @@
 """HTML report of a recommendation: one file, no scripts, no external resources; the answer first, then the reasons."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.resources import files
-from typing import NamedTuple
 
-from pyspark.sql import Row
-
-from rota.pipeline.common.schemas import RECORDED_POLICY
-from rota.pipeline.recommend.cost_weights import MEASURES
-from rota.pipeline.recommend.group_costs import COST_COLUMNS
-from rota.pipeline.recommend.ranking import OWN_POLICIES
-from rota.pipeline.report.backtest_section import TITLE as BACKTEST_TITLE
-from rota.pipeline.report.backtest_section import describe_result, render_backtest
-from rota.pipeline.report.cards import render_card, render_manifest
 from rota.pipeline.report.earlier_advice import render_observed
-from rota.pipeline.report.elements import number_cell, render_list, render_section, render_table
-from rota.pipeline.report.formatting import (
-    describe_change,
-    describe_history_length,
-    format_count,
-    format_duration,
-    format_load,
-    format_percent,
-    improvements_and_drawbacks,
+from rota.pipeline.report.elements import render_list, render_section
+from rota.pipeline.report.formatting import describe_history_length, format_count
+from rota.pipeline.report.plots import escape_text, format_utc
+from rota.pipeline.report.report_data import Findings
+from rota.pipeline.report.sections.answer import render_answer
+from rota.pipeline.report.sections.backtest_section import TITLE as BACKTEST_TITLE
+from rota.pipeline.report.sections.backtest_section import render_backtest
+from rota.pipeline.report.sections.cards import render_card, render_manifest
+from rota.pipeline.report.sections.tables import (
+    MAX_POLICY_ROWS,
+    render_groups_table,
+    render_policies_table,
+    render_weights_table,
 )
-from rota.pipeline.report.links import render_group_links, render_row_download
-from rota.pipeline.report.plots import BarSegment, draw_bar, escape_text, format_number, format_utc
-from rota.pipeline.report.report_data import MAX_LISTED_GROUPS, Findings, best_for_all, find_leading_group, sums_of
-
-MAX_POLICY_ROWS = 50  # rows of a table; more are not comparable at a glance
-FIRST_CHANGES = 3  # groups in the answer
 
 # The browser loads nothing and runs nothing, even if a group's or a policy's name contains HTML.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -92,9 +80,9 @@ def _sections(data: Findings) -> Iterator[str]:
     if not data.scope.groups:
         yield '<p class="notice">There is nothing to recommend: no group was simulated.</p>'
         return
-    yield render_section("answer", "The answer", _answer(data))
-    yield render_section("policies", "If all groups used one policy", _policies_table(data))
-    yield render_section("groups", "Recommendation for each group", _groups_table(data))
+    yield render_section("answer", "The answer", render_answer(data))
+    yield render_section("policies", "If all groups used one policy", render_policies_table(data))
+    yield render_section("groups", "Recommendation for each group", render_groups_table(data))
     if data.observed is not None:
         yield render_section("observed", "What earlier advice came to", render_observed(data.observed))
     if plotted := data.plotted_groups:
@@ -105,7 +93,7 @@ def _sections(data: Findings) -> Iterator[str]:
             parts.append(render_card(data, rank, row))
         yield render_section("gains", title, parts)
         yield render_section("apply", "Manifests to apply", _apply(data))
-    yield render_section("weights", "Components of the cost", _weights_table(data))
+    yield render_section("weights", "Components of the cost", render_weights_table(data))
     yield render_section("unknown", "Limits of these figures", [render_list(LIMITATIONS)])
     if data.backtest is not None:
         yield render_section("backtest", BACKTEST_TITLE, render_backtest(data.backtest))
@@ -130,245 +118,12 @@ def _origin_notice(data: Findings) -> Iterator[str]:
         yield f'<p class="notice">{every} groups are synthetic: their history is generated, not recorded.</p>'
 
 
-# The answer.
-
-
-def _answer(data: Findings) -> Iterator[str]:
-    yield from _conclusion(data)
-    yield from _first_changes(data)
-    yield from _tiles(data)
-    yield from _effects(data)
-    if data.backtest is not None and data.backtest.groups:
-        yield f'<p>{escape_text(describe_result(data.backtest))}: <a href="#backtest">the test</a>.</p>'
-    yield from _problem_lists(data)
-
-
-def _conclusion(data: Findings) -> Iterator[str]:
-    now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)
-    best = best_for_all(data)
-    if now is None or each is None:
-        yield '<p class="notice">The present cost of the groups is unknown, so there is nothing to compare.</p>'
-        return
-    changing = data.scope.changing
-    judged = data.scope.groups - data.scope.unjudged
-    if not changing:
-        yield (
-            f'<p class="answer">Keep the present policies: no group would save '
-            f"{format_percent(data.min_gain)} or more with another policy.</p>"
-        )
-    else:
-        of_that = ""
-        if first := find_leading_group(data):
-            of_that = f"; of that {format_percent(first.gain_fraction)} is group {escape_text(first.group)}"
-        difference = describe_change(now["cost"], each["cost"])
-        yield (
-            f'<p class="answer"><strong>{changing:,} of {format_count(judged, "group")}</strong> would benefit from '
-            "another policy. If each used its own, all together would cost "
-            f'<strong class="good">{difference}</strong> than now{of_that}.</p>'
-        )
-    if best is not None:
-        excepted = format_count(best["unusable"], "group")
-        exceptions = f" ({excepted} that cannot use it would keep theirs)" if best["unusable"] else ""
-        yield (
-            f'<p class="answer">As one policy for all groups: <strong>{escape_text(best["policy"])}</strong>, '
-            f"{describe_change(now['cost'], best['cost'])} than now{exceptions}.</p>"
-        )
-    elif data.policies and now["cost"]:
-        yield f"<p>No single policy would be better for all groups by {format_percent(data.min_gain)} or more.</p>"
-
-
-def _first_changes(data: Findings) -> Iterator[str]:
-    """Yield a list of the groups that save most, with the reason for each."""
-    changing = [row for row in data.groups if row["change"]]
-    if not changing:
-        return
-    card_count = len(data.plotted_groups)
-    items: list[str] = []
-    for place, row in enumerate(changing[:FIRST_CHANGES], 1):
-        items.append(
-            f"<strong>{_group_link(row, place, has_card=place <= card_count)}</strong>: use "
-            f"<strong>{escape_text(row['use'])}</strong> instead of {escape_text(row['strategy'])}, "
-            f'<span class="good">{format_percent(row["gain"])} less cost</span>. {escape_text(row["evidence"])}'
-        )
-    more = len(changing) > len(items)
-    yield f"<p>{'Begin with the groups that save most' if more else 'Change'}:</p>"
-    yield render_list(items)
-    if more:
-        yield '<p><a href="#groups">All groups</a></p>'
-
-
-def _effects(data: Findings) -> Iterator[str]:
-    now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)
-    if now is None or each is None or not data.scope.changing:
-        return
-    better, worse = improvements_and_drawbacks(now, each)
-    if better:
-        yield f"<p>Per day, for all groups together: {'; '.join(better)}.</p>"
-    if worse:
-        yield f"<p>Drawbacks: {'; '.join(worse)}.</p>"
-
-
-def _tiles(data: Findings) -> Iterator[str]:
-    now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)
-    if now is None or each is None or not data.scope.changing:
-        return
-    items = ""
-    for title, show, name in (
-        ("Cost a day", format_number, "cost"),
-        ("Moves a day", format_number, "moves"),
-        ("Pauses a day", format_duration, "pause"),
-        ("Duplicates a day", format_number, "duplicates"),
-        ("Busiest to mean load", _format_load_factor, "imbalance"),
-        ("Mean lag", format_number, "lag_mean"),
-    ):
-        then = f'<dd class="much">{show(each[name])}</dd>'
-        items += f'<div><dt>{title}</dt>{then}<dd class="was">now {show(now[name])}</dd></div>'
-    yield f'<dl class="tiles">{items}</dl>'
-
-
-def _format_load_factor(imbalance: float | None) -> str:
-    return f"{format_load(imbalance)}\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}"
-
-
-def _problem_lists(data: Findings) -> Iterator[str]:
-    if data.scope.unjudged:
-        yield (
-            f'<p class="notice">{format_count(data.scope.unjudged, "group")} could not be evaluated, because the '
-            "cost of their present policy is unknown; they are not in the sums.</p>"
-        )
-    if data.problems:
-        yield "<p>Some policies cannot be used everywhere:</p>"
-        yield render_list(map(_problem_sentence, data.problems))
-
-
-def _problem_sentence(row: Row) -> str:
-    unusable = "" if row["policy"] == RECORDED_POLICY else "unusable: "
-    where = f"{format_count(row['groups'], 'group')}, such as {escape_text(row['example'])}"
-    return f"<strong>{_policy_title(row['policy'])}</strong> in {where}: {unusable}{escape_text(row['problem'])}"
-
-
-# Tables.
-
-
-class _PolicyColumn(NamedTuple):
-    """A column with a measure: its title, the measure's name in the sums, and how it is written."""
-
-    title: str
-    measure: str
-    write: Callable[[float | None], str]
-
-
-_POLICY_COLUMNS = (
-    _PolicyColumn("Moves", "moves", format_number),
-    _PolicyColumn("Pauses", "pause", format_duration),
-    _PolicyColumn("Duplicates", "duplicates", format_number),
-    _PolicyColumn("Busiest member", "imbalance", format_load),
-    _PolicyColumn("Idle, h", "idle", format_number),
-    _PolicyColumn("Unowned", "unowned", format_duration),
-    _PolicyColumn("Mean lag", "lag_mean", format_number),
-)
-
-
-def _policies_table(data: Findings) -> Iterator[str]:
-    rows = [row for row in data.policy_sums if row["usable"]][:MAX_POLICY_ROWS]
-    if not rows:
-        yield '<p class="none">There is nothing to compare.</p>'
-        return
-    now = sums_of(data)
-    most = max(row["cost"] for row in rows)
-    keys = ""
-    for name, measure in MEASURES.items():
-        sample = f'<svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
-        keys += f"<li>{sample}{measure.title}</li>"
-    yield "<p>Per day, for all groups together; the cheapest first. The bars show the components of each cost:</p>"
-    yield f'<ul class="key" aria-label="Colours of the bars">{keys}</ul>'
-    head = [("Policy", "name"), ("Cost", "cost")]
-    columns = ["policy", "cost", *COST_COLUMNS]
-    for column in _POLICY_COLUMNS:
-        head.append((column.title, "number"))
-        columns.append(column.measure)
-    yield render_table("Policies, the cheapest first", head, [_policy_row(row, now, most) for row in rows])
-    yield render_row_download("policies", [*columns, "usable", "unusable"], rows)
-    unusable = [escape_text(row["policy"]) for row in data.policy_sums if not row["usable"]]
-    if unusable:
-        names = ", ".join(unusable[:MAX_POLICY_ROWS])
-        yield f"<p>Not shown, because no group can use them: {names}.</p>"
-
-
-def _policy_title(policy: str) -> str:
-    return {RECORDED_POLICY: "Present policies", OWN_POLICIES: "Each group its own"}.get(policy, escape_text(policy))
-
-
-def _policy_row(row: Row, now: Row | None, most: float) -> str:
-    name = row["policy"]
-    strategies = ", ".join(map(escape_text, row["strategies"]))
-    exceptions = f"{format_count(row['unusable'], 'group')} cannot use it" if row["unusable"] else ""
-    notes = "; ".join(filter(None, [strategies, exceptions]))
-    change = "" if now is None or name == RECORDED_POLICY else f", {describe_change(now['cost'], row['cost'])}"
-    segments: list[BarSegment] = []
-    for part, measure in MEASURES.items():
-        segments.append(BarSegment(measure.title, part, row[f"cost_{part}"] or 0.0))
-    cells = ""
-    for column in _POLICY_COLUMNS:
-        cells += number_cell(column.write(row[column.measure]))
-    return (
-        f"<tr{' class=own' if name in {OWN_POLICIES, RECORDED_POLICY} else ''}>"
-        f'<th scope="row" class="name">{_policy_title(name)}<small>{notes}</small></th>'
-        f'<td class="cost">{format_number(row["cost"])}{change}{draw_bar(f"Cost of {name}", segments, most)}</td>'
-        f"{cells}</tr>"
-    )
-
-
-def _groups_table(data: Findings) -> Iterator[str]:
-    head = [("Group", "name"), ("Recommendation", "do"), ("Cost now", "number"), ("Then", "number")]
-    head += [("Gain", "number"), ("Why", "why")]
-    card_count = len(data.plotted_groups)  # the first groups of the table have cards
-    rows: list[str] = []
-    for place, row in enumerate(data.groups, 1):
-        rows.append(_group_row(data, row, place, has_card=place <= card_count))
-    yield render_table("Groups, those that save most first; costs are points a day", head, rows)
-    columns = ("group", "strategy", "use", "change", "best", "cost_now", "cost_then", "gain", "evidence")
-    yield render_row_download("groups", columns, data.groups)
-    if (remaining := data.scope.groups - len(data.groups)) > 0:
-        more = max(data.scope.changing - MAX_LISTED_GROUPS, 0)
-        yield (
-            f"<p>And {format_count(remaining, 'more group')}, {more:,} of which would benefit. The table "
-            "marts/chosen of the lake has all groups; the folder policies/ next to this report has the command for "
-            "each group that benefits.</p>"
-        )
-
-
-def _group_row(data: Findings, row: Row, place: int, *, has_card: bool) -> str:
-    name = _group_link(row, place, has_card=has_card)
-    gain = f'<span class="good">{format_percent(row["gain"])}</span>' if row["change"] else "none"
-    do = f"use <strong>{escape_text(row['use'])}</strong>" if row["change"] else "keep"
-    links = render_group_links(data.links, row["group"]) if row["change"] else ""
-    return (
-        f'<tr><th scope="row" class="name">{name}{links}</th>'
-        f'<td class="do">{do}<small>now {escape_text(row["strategy"])}</small></td>'
-        f"{number_cell(format_number(row['cost_now']))}{number_cell(format_number(row['cost_then']))}"
-        f'{number_cell(gain)}<td class="why">{escape_text(row["evidence"])}</td></tr>'
-    )
-
-
-def _group_link(row: Row, place: int, *, has_card: bool) -> str:
-    """Return a group's name, with a link to its card if it has one."""
-    name = escape_text(row["group"])
-    return f'<a href="#group-{place}">{name}</a>' if has_card else name
-
-
 def _lines_key() -> str:
     items = ""
     for style, text in (("now", "present policy"), ("then", "recommended policy")):
         path = f'<path class="line {style}" d="M1 6H27"/>'
         items += f'<li><svg class="swatch" viewBox="0 0 28 12" aria-hidden="true">{path}</svg>{text}</li>'
     return f'<ul class="key" aria-label="Lines">{items}</ul>'
-
-
-# How to apply it.
 
 
 def _apply(data: Findings) -> Iterator[str]:
@@ -379,19 +134,3 @@ def _apply(data: Findings) -> Iterator[str]:
     names = {row["use"] for row in data.plotted_groups}
     for name in sorted(names & data.policies.keys()):
         yield render_manifest(name, data.policies[name])
-
-
-def _weights_table(data: Findings) -> Iterator[str]:
-    yield (
-        f"<p>A cost is a sum of points per day. A change is recommended if it gains at least "
-        f"{format_percent(data.min_gain)}; among equal costs the present policy wins. A measure that is unknown "
-        "for one policy is ignored for all policies of that group.</p>"
-    )
-    rows = ""
-    for name, measure in MEASURES.items():
-        weight = number_cell(f"{data.weights.weight_of(name):g}")
-        rows += f'<tr><th scope="row">{measure.title}</th>{weight}<td>for each {measure.unit}</td>'
-        rows += f'<td class="why">{measure.reason}</td></tr>'
-    yield render_table(
-        "Weights", [("Measure", ""), ("Points", "number"), ("Unit", ""), ("Why this default", "why")], rows
-    )

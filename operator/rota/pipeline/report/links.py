@@ -59,6 +59,12 @@ def render_group_links(links: ReportLinks, group: str) -> str:
     return f'<p class="links">{" · ".join(anchors)}</p>' if urls else ""
 
 
+def render_card_link(row: Row, place: int, *, has_card: bool) -> str:
+    """Return a group's name, with a link to its card if it has one."""
+    name = escape_text(row["group"])
+    return f'<a href="#group-{place}">{name}</a>' if has_card else name
+
+
 def render_download(name: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     """Return a link that saves figures as a CSV file; they are inside the link, so the report stays one file."""
     file = StringIO()

@@ -132,7 +132,7 @@ def _run_backtest(
 
 def _print_backtest(summary: "BacktestSummary") -> None:
     """Print what each choice of policies would have cost in the second halves, and how good the advice was."""
-    from rota.pipeline.report.backtest_section import backtest_table, describe_backtest
+    from rota.pipeline.report.sections.backtest_section import backtest_table, describe_backtest
 
     if summary.groups:
         print_table(backtest_table(summary))

@@ -10,7 +10,7 @@ from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table
 from rota.pipeline.history.audit import OPERATOR_ERRORS, ViolationKind
 from rota.pipeline.recommend.backtest import BacktestSummary
-from rota.pipeline.report.backtest_section import backtest_value, describe_result
+from rota.pipeline.report.sections.backtest_section import backtest_value, describe_result
 from rota.sentences import pluralize
 
 SECONDS_DECIMALS = 1

@@ -1,0 +1,1 @@
+"""Sections of the report, each as parts of HTML."""
