@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from ground.s3 import Bucket, S3Server
 from ground.s3.faults import FaultProxy
 from pipeline.lake_folders import DAY, reasons, verdict_line
-from rota.cli.commands.pipeline.spark_errors import describe_user_error
+from rota.cli.commands.pipeline.spark.errors import describe_user_error
 from rota.object_store import ObjectStore, open_store
 from rota.pipeline.ingest.batch import ingest_journal
 from rota.pipeline.lake.tables import Lake

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from rota.cli.commands.pipeline.commands import pipeline, snapshot_options, translate_errors
+from rota.cli.commands.pipeline.command_runner import translate_errors
+from rota.cli.commands.pipeline.commands import pipeline, snapshot_options
 from rota.cli.console.errors import CommandGroup, report_user_errors
 from rota.cli.console.output import print_table, print_value
 from rota.cli.options import (

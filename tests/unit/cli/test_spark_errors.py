@@ -2,7 +2,7 @@
 
 import pytest
 
-from rota.cli.commands.pipeline.spark_errors import describe_user_error
+from rota.cli.commands.pipeline.spark.errors import describe_user_error
 
 OBJECT = "s3a://bucket/lake/offsets/date=2026-11-21/run1-a.parquet"
 DENIED = f"java.nio.file.AccessDeniedException: {OBJECT}: "

@@ -1,1 +1,1 @@
-"""The Spark session of a command, and the jars that it needs."""
+"""The Spark session of a command, and errors of Spark as sentences."""
