@@ -8,6 +8,7 @@ from bench import (
     attacks,
     brokers,
     events,
+    executors,
     ground,
     handover,
     joins,
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[object]]] = {  # each yields the row
     "watching": watching.rows,
     "events": events.rows,
     "pipeline": pipeline.rows,
+    "executors": executors.rows,
     "advice": advice.rows,
 }
 
