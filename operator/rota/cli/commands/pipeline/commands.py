@@ -77,7 +77,10 @@ def recommendation_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group()
 def pipeline() -> None:
-    """Compute tables, rollups and recommendations from the journal."""
+    """Compute tables, rollups and recommendations from the journal.
+
+    LAKE, where the tables are, is a folder or a bucket's URI. The command run takes all steps.
+    """
 
 
 @pipeline.command()
@@ -203,7 +206,7 @@ def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @click.option(
     "--keep-days",
     type=click.IntRange(2, 36_600),
-    help="Delete rows and segments older than N days; more than --snapshot-days; default: none.",
+    help="Delete rows and segments older than N days, which is more than --snapshot-days; default: keep all.",
 )
 @default_option(
     "--snapshot-days",
@@ -223,8 +226,8 @@ def maintain(*, lake: str, journal: str | None, output: str, if_any: bool, **day
 
 
 @pipeline.command()
-@default_option("--groups", type=click.IntRange(1, 10_000_000), default=100)
-@default_option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0)
+@default_option("--groups", type=click.IntRange(1, 10_000_000), default=100, help="Number of groups.")
+@default_option("--hours", type=click.FloatRange(0.1, 24 * 366), default=24.0, help="Length of their history.")
 @default_option("--seed", type=click.IntRange(0), default=7, help="The same seed: the same journal.")
 @click.option(
     "--largest", type=click.IntRange(0, 100_000), default=0, help="Number of queues of the first group; 0: random."
