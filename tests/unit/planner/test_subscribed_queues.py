@@ -22,6 +22,15 @@ def test_queue_of_the_retry_topic_is_listed_once_although_the_topic_is_subscribe
         assert a_situation(spec=spec, views=views).queues == [*Q[:2], retry_queue]
 
 
+def test_queue_of_the_retry_topic_is_listed_only_if_there_is_a_spec_and_a_view_of_the_topic() -> None:
+    retry_queue = Queue("%RETRY%orders", "a", 0)
+    document = a_document(members={"m1": [Q[0], retry_queue]})
+    view = a_view(1, "%RETRY%orders")
+    assert a_situation(document=document).subscribed.unsubscribed == [retry_queue]
+    assert a_situation(document=document, views={"%RETRY%orders": None}).queues == [Q[0], retry_queue]
+    assert a_situation(document=document, spec=None, views={"%RETRY%orders": view}).queues == []
+
+
 def test_queue_list_has_recorded_queues_in_order_until_the_route_is_complete() -> None:
     document = a_document(members={"m1": Q[4:]}, taken={Q[3]: ("m1", "m2"), Q[2]: ("m1", None)})
 

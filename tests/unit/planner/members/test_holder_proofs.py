@@ -56,6 +56,14 @@ def test_assignment_barrier_holds_while_the_end_of_a_replaced_pod_is_not_known(
     assert situation.proofs.unowned_proof is proof
 
 
+def test_assignment_after_a_loss_waits_for_queues_that_pods_drain_but_not_for_those_of_ended_pods() -> None:
+    ended = a_pod("m1", a_report("m1", 5, draining=[Q[0]]))
+    pod = a_pod("m2", a_report("m2", 5, draining=[Q[1]]))
+    document = a_document(members={}, barrier=5)
+    situation = a_situation(ended, pod, document=document, deleted_uids=frozenset({"uid-m1"}))
+    assert situation.proofs.unrecorded_drains == {Q[1]: Proof.NONE}
+
+
 def test_forced_grant_is_resolved_once_every_pod_obeys_it_and_one_consumes_the_queue() -> None:
     def is_resolved(*pods: PodSnapshot) -> bool:
         return a_situation(*pods, document=a_document(members={})).proofs.is_forced_grant_resolved(Q[0], 5)
