@@ -25,6 +25,7 @@ class LogReader:
         self.folder = f"{name}/_delta_log"
         self._store = store
         self._options = storage_options(store.uri)
+        self._checked_versions: set[int] = set()
 
     def load(self, version: int | None = None) -> DeltaTable | None:
         """Load a version, by default the newest; None if the table does not exist.
@@ -41,9 +42,7 @@ class LogReader:
         except DeltaError as error:
             raise ValueError(self._explain(error, version)) from error
         self._check_format(table)
-        damage = find_empty_commit(self._store, self.folder, table.version())
-        if damage:
-            raise ValueError(self._damage_sentence(damage))
+        self._check_commits(table.version())
         return table
 
     def paths_since(self, version: int) -> set[str]:
@@ -70,6 +69,14 @@ class LogReader:
         if protocol.min_reader_version > _READER_VERSION:
             features = ", ".join(protocol.reader_features or ()) or f"reader version {protocol.min_reader_version}"
             raise ValueError(f"{self.uri} was changed by another program, which uses {features}: Rota cannot read that")
+
+    def _check_commits(self, version: int) -> None:
+        if version in self._checked_versions:
+            return
+        damage = find_empty_commit(self._store, self.folder, version)
+        if damage:
+            raise ValueError(self._damage_sentence(damage))
+        self._checked_versions.add(version)
 
     def _explain(self, error: DeltaError, version: int | None) -> str:
         damage = find_damage(self._store, self.folder, version)
