@@ -89,7 +89,10 @@ def why_balanced(
     memberRooms: Mapping[str, str] | None = None,
     maxMoves: int | None = None,
 ) -> Iterator[str]:
-    """Yield the loads that gave a queue to its owner, or why it stays, and which measurements were replaced."""
+    """Yield a sentence for each queue (an index): the loads by which it got its owner, or why it stays.
+
+    It also names measurements that were replaced.
+    """
     scales = _build_scales(roster, queueWeights, memberWeights, queueRooms, memberRooms)
     scales.decide(roster.owners, maxMoves)
     reasons = _Reasons(roster, scales, maxMoves)

@@ -1,7 +1,7 @@
-"""ByConfig: queues named per member.
+"""ByConfig: the policy names the queues of each member.
 
-CONFIG of RocketMQ's client gives one list to all members, which is not an assignment: only `allocate` still returns
-such a list, for a comparison with that client.
+The strategy CONFIG of RocketMQ's Java client returns the same list of queues for all members, so each queue has several
+owners. No policy can choose that; `rota.strategies.allocate` can (option `queues`), for tests against that client.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ def by_config(roster: Roster, *, members: Mapping[str, Iterable[tuple[str, str, 
 def why_by_config(
     roster: Roster, owners: Owners, queues: Sequence[int], *, members: Mapping[str, Iterable[tuple[str, str, int]]]
 ) -> Iterator[str]:
-    """Yield the member for which the policy names the queue."""
+    """Yield a sentence for each queue (an index): for which member the policy names it."""
     configured: dict[Queue, str] = {}
     for member, listed in members.items():
         configured |= dict.fromkeys(starmap(Queue, listed), member)

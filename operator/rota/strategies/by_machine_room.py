@@ -1,4 +1,7 @@
-"""ByMachineRoom: only queues of brokers named `room@broker` in the given rooms; MACHINE_ROOM of RocketMQ's client."""
+"""ByMachineRoom: assigns only queues of brokers named `room@broker`, for the given rooms.
+
+It is MACHINE_ROOM of RocketMQ's Java client.
+"""
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
@@ -35,7 +38,7 @@ def _is_list_of_names(option: object) -> bool:
 def why_by_machine_room(
     roster: Roster, owners: Owners, queues: Sequence[int], *, rooms: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield the broker's room, and the owner's place among the members."""
+    """Yield a sentence for each queue (an index): its broker's room, and the owner's place among the members."""
     for queue in queues:
         broker = roster.queues[queue].broker
         owner = owners[queue]

@@ -1,4 +1,7 @@
-"""MachineRoomNearby: queues go to members in the same room first; MACHINE_ROOM_NEARBY of RocketMQ's client."""
+"""MachineRoomNearby: queues go to members in the same room first.
+
+It is MACHINE_ROOM_NEARBY of RocketMQ's Java client.
+"""
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +48,7 @@ def why_machine_room_nearby(
     queueRooms: Mapping[str, str],
     memberRooms: Mapping[str, str],
 ) -> Iterator[str]:
-    """Yield the queue's room and its members, then the reason from `inner`."""
+    """Yield a sentence for each queue (an index): its room and that room's members, then the reason from `inner`."""
     members_by_room = _members_by_room(roster, memberRooms)
     all_members = list(range(len(roster.members)))
     reasons: dict[int, str] = {}

@@ -42,7 +42,7 @@ def sticky(roster: Roster) -> Owners:
 
 
 def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:
-    """Yield how many queues the owner keeps in the even spread."""
+    """Yield a sentence for each queue (an index): how many queues the members had and keep, and the even share."""
     ordinary = np.array([not is_retry_topic(queue.topic) for queue in roster.queues])
     current = current_owners(roster)
     had = _count_by_member(roster, current[ordinary])
