@@ -1,6 +1,8 @@
-"""Polls members' progress on their queues: delivered messages that are not committed, and where new readers started.
+"""Polls members' progress in their queues, to count the messages that are delivered again when a reader is replaced.
 
-If a member crashes, its uncommitted messages are delivered again to the next reader: both figures show how many.
+A queue's reader is the sidecar process that consumes it. If a reader ends before it has committed all messages that it
+gave to the app, the next reader delivers the rest again. Progress pages have the offsets by which `rota.redelivery`
+counts these messages: what a reader gave to the app and committed, and where the next one started.
 
 A small fleet is polled every five seconds, a large one at a fixed number of members per second. Members that have just
 taken over queues are polled more often, for a minute.
@@ -27,7 +29,7 @@ class ProgressPoller:
     """Polls the progress of all members in turn, and reports redeliveries."""
 
     def __init__(self, get_groups: GetGroups, reports: ReportClient, on_redelivered: OnRedelivered) -> None:
-        """`on_redelivered` is called with the messages that were redelivered because a queue has a new reader."""
+        """`on_redelivered` is called with the messages that were redelivered because queues have other readers."""
         self._get_groups = get_groups
         self._reports = reports
         self._on_redelivered = on_redelivered

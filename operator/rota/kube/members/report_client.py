@@ -30,7 +30,7 @@ DELIVERIES_PATH = "/v1/report/deliveries"
 MAX_PAGE_QUEUES = 500  # a longer page is not used; sidecars send up to 400 queues in one
 PAGES_SECONDS = 5.0  # deadline for all pages of one member
 RESPONSE_TIMEOUT_SECONDS = 2.0  # in addition to the time for which a member holds a long poll
-MAX_LATENESS_SECONDS = 1.0  # by which a time-out may be late; after a later one, this process was stalled
+MAX_LATENESS_SECONDS = 1.0  # by which a time-out may be late; if it is later, this process was stalled
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
 MAX_REPORT_BYTES = 5 * 2**20
 MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # reports of earlier versions contain measurements of all queues
@@ -39,7 +39,7 @@ MAX_DELIVERIES_BYTES = 64 * 2**20  # memory for what members report of deliverie
 DELIVERIES_MEMORY_FRACTION = 1 / 8
 LARGE_REPORT_BYTES = 256 * 1024  # at most MAX_LARGE_REPORTS larger reports are read concurrently
 MAX_LARGE_REPORTS = 2
-BYTES_PER_ENTRY = 600  # memory of a report per pair of topic and broker, in addition to its text
+BYTES_PER_ENTRY = 600  # memory per pair of topic and broker, and per entry of other fields, besides the report's text
 BYTES_PER_OFFSET = 200
 UNCOUNTED_BYTES = 64 * 1024  # smaller objects are not counted: the number of pods bounds them
 MAX_CONCURRENT_READS = 200  # concurrent reads; long polls do not count
@@ -83,12 +83,13 @@ class Endpoint(NamedTuple):
 class MemberResponse(NamedTuple):
     """A member's report, or the reason why its response is ignored, or silence (both None).
 
-    An ignored response is not silence: `PodState.record_report` keeps the previous report. Only a deleted pod counts as
-    ended after a while without authenticated responses, in `GroupStateReader._poll_deleted`: no object shows its end.
+    An ignored response is not silence: `PodState.record_report` keeps the previous report, for as long as the pod's
+    object exists. For a deleted pod, the API server cannot tell when the sidecar has ended: after a while without
+    authenticated responses, `GroupStateReader._poll_deleted` assumes so.
     """
 
     report: Report | None  # None also if another pod responded
-    silent_since: float  # without a report: since when; by `_silent_since` it may be later than the request
+    silent_since: float  # if there is no report: since when there is none, by `_silent_since`
     ignored_reason: Reason | None = None
 
 

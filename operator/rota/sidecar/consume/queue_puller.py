@@ -58,7 +58,7 @@ class QueuePuller:
         self._refused_message: RefusedMessage | None = None  # by the last pull
 
     def start(self) -> None:
-        """Start to pull; an unexpected error ends that, and answers the lease's command with ReaderFailed."""
+        """Start to pull, for a Fetch command; after an unexpected error, the command is answered with ReaderFailed."""
         self._task = self._source.start_task(self._pull_forever())
         self._task.add_done_callback(partial(self._on_ended, self._requests.lease_number))
 
