@@ -27,13 +27,13 @@ class GateFacts:
     moves: int  # queues that the rebalance would move from one member to another
     is_policy_valid: bool = True
     paused: bool = False
-    missing_metadata: tuple[str, ...] = ()  # what the broker did not return: topics, or the group's members
+    missing_metadata: tuple[str, ...] = ()  # what brokers did not return: topics, or the group's consumers
     debounce: float = 0.0  # seconds without a rebalance after each document
     seconds_since_write: float = float("inf")
     members_in_transition: tuple[str, ...] = ()  # members that are joining or leaving
-    transition_seconds_left: float = 0.0  # seconds until the first of them is no longer waited for
+    transition_seconds_left: float = 0.0  # seconds until the rebalance no longer waits for the first of them
     queues_releasing: int = 0  # queues that their holders still have to release
-    release_seconds_left: float = 0.0  # seconds until other queues no longer wait for these
+    release_seconds_left: float = 0.0  # seconds until the rebalance no longer waits for these queues
     moves_left: int | None = None  # None: no limit
     budget_refill_seconds: float | None = 0.0  # seconds until the budget allows more moves; None: it never does
 
@@ -108,7 +108,7 @@ def budget_spent(facts: GateFacts) -> Hold | None:
     return None
 
 
-# In the order in which users should see them: first the causes that they set, then the temporary ones.
+# Users read about the first gate that holds: gates that hold until something changes come before temporary ones.
 GATES: tuple[Callable[[GateFacts], Hold | None], ...] = (
     invalid_policy,
     nothing_would_change,

@@ -38,11 +38,11 @@ class MessageStore:
         self._waiting_pulls: dict[asyncio.Future[None], tuple[Queue, object]] = {}  # queue and consumer of each
 
     def create_queues(self, topic: str, broker: str, queue_count: int) -> list[Queue]:
-        """Create queues of a topic on a broker as far as they do not exist; return all of them."""
-        created = [Queue(topic, broker, number) for number in range(queue_count)]
-        for queue in created:
+        """Create those of a topic's queues on a broker that do not exist yet; return all of them."""
+        queues = [Queue(topic, broker, number) for number in range(queue_count)]
+        for queue in queues:
             self._topics.setdefault(topic, {}).setdefault(queue, [])
-        return created
+        return queues
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic on all brokers."""

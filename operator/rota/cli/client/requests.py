@@ -19,7 +19,7 @@ class InvalidResponseError(ValueError):
 class NoConnectionError(InvalidResponseError):
     """Raised if the operator cannot be reached through the cluster.
 
-    A command with the option --operator appends a hint to use it.
+    Commands that have the option --operator add to the message that it may be given instead.
     """
 
 
@@ -37,10 +37,10 @@ async def fetch_response(send: SendRequest, path: str, params: Mapping[str, str]
     raise InvalidResponseError(_decode(body, _OperatorError, f"status {status}").error)
 
 
-def _decode(body: bytes, response_type: type[T], fallback_reason: str = "") -> T:
+def _decode(body: bytes, response_type: type[T], detail: str = "") -> T:
+    """Decode a body. If it is invalid, the message has `detail`; without that, the decoder's message."""
     try:
         return msgspec.json.decode(body, type=response_type)
     except (msgspec.DecodeError, RecursionError) as error:
-        detail = fallback_reason or str(error)
-        problem = f"The response is not from an operator of this version ({detail})"
+        problem = f"The response is not from an operator of this version ({detail or error})"
         raise InvalidResponseError(f"{problem}; check the address and the operator's version") from None

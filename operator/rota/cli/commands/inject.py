@@ -69,7 +69,10 @@ def read_request(options: Mapping[str, Any]) -> InjectRequest:
 
 
 def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tuple[str, list[str]]:
-    """Return the manifests with the sidecar added or removed, and the names of the unchanged objects."""
+    """Return the manifests with the sidecar added or removed, and the names of unchanged objects.
+
+    Workloads that have this very sidecar already are unchanged, too, but not named: they are as requested.
+    """
     pieces: list[str] = []
     unchanged: list[str] = []
     has_workload = False
@@ -77,7 +80,6 @@ def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tu
         changed = _inject_document(document, request)
         for previous, updated in zip(_iterate_objects(document), _iterate_objects(changed), strict=True):
             has_workload = has_workload or _is_workload(previous)
-            # A workload that `inject` leaves unchanged has this very sidecar already, so it is not listed.
             is_as_requested = _is_workload(previous) and not request.uninject
             if previous == updated and not is_as_requested:
                 unchanged.append(_describe_object(previous))

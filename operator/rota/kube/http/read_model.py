@@ -65,14 +65,17 @@ class ReadModel(NamedTuple):
         return max((seconds_since(handover.at, now) for handover in handovers), default=0.0)
 
     def consumed_queues(self, key: ObjectKey) -> Collection[Queue]:
-        """Return the queues that have a consumer: all queues if it has unmanaged ones, as theirs are unknown."""
+        """Return the queues of a group that have a consumer, for lag states.
+
+        If the group has unmanaged consumers, these are all queues, since the queues of such consumers are unknown.
+        """
         group = self.controller.group(key)
         if group is None:
             return ()
-        broker = self.registry.state_of(group, self.loop_time())
+        broker_state = self.registry.state_of(group, self.loop_time())
         queues: list[Queue] = []
-        if broker.unmanaged_ids:
-            for view in filter(None, broker.views.values()):
+        if broker_state.unmanaged_ids:
+            for view in filter(None, broker_state.views.values()):
                 queues += view.queues
             return queues
         for holder, share in group.stored_assignment.shares.items():

@@ -130,7 +130,7 @@ class BrokerSettings(Struct, frozen=True, rename="camel"):
 
     broker: str
     enabled: bool  # whether the broker lets the group consume
-    retries: int  # attempts of messages of clients that set no limit; sidecars set delivery.retry.maxAttempts
+    retries: int  # of a message, by clients that set no limit; sidecars obey delivery.retry.maxAttempts
     retry_queues: int
 
 

@@ -34,7 +34,7 @@ _ROW_GROUP_BYTES = 32 * 2**20  # in memory
 _COMPRESSION = "zstd"  # half of snappy's size at the same CPU time
 _RANDOM_BYTES = 8
 
-PartitionValues = Mapping[str, str | None]  # by partition column, as in the log
+PartitionValues = Mapping[str, str | None]  # by partition column, as in the Delta log
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class HistoryScope:
 
     groups: int = 0
     longest: float = 0.0  # hours of the longest history
-    changes: int = 0
+    changes: int = 0  # of members, queues and policies, recorded in all histories
     changing: int = 0  # groups for which another policy is recommended
     generated: int = 0  # groups whose history no operator has recorded
     unjudged: int = 0  # groups whose present policy has no known cost

@@ -1,7 +1,8 @@
 """The accounts to log in with: the pod's service account, or a user of a kubeconfig.
 
-Each login reads the credentials again. The Kubernetes client reads the pod's account, and turns a kubeconfig's fields
-into its configuration; files and inline data of a kubeconfig are read here, so that no copy is left on the disk.
+Each login reads the credentials again. The Kubernetes client (`kubernetes.aio`) reads the pod's account, and turns a
+kubeconfig's fields into its configuration. Files and inline data of a kubeconfig are read here: the client would write
+inline data to temporary files.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class Account(Protocol):
     """An account at one API server."""
 
     async def log_in(self, *, is_forced: bool = False, may_use_terminal: bool = False) -> LoginCredentials:
-        """Return valid credentials; do not reuse the last ones if `is_forced`. Raise LoginError without any."""
+        """Return valid credentials; do not reuse the last ones if `is_forced`. Raise LoginError on failure."""
 
 
 def find_account(options: LoginOptions) -> Account:
@@ -252,7 +253,7 @@ def _read_field(data: str, path: str, name: str) -> str:
         return read_regular_file(Path(path)).decode(errors="replace") if path else ""
     except binascii.Error as error:
         raise LoginError(f"The kubeconfig's {name} is not valid base64; correct it") from error
-    except (OSError, ValueError) as error:  # not repeated: the path may be a secret in the wrong field
+    except (OSError, ValueError) as error:  # the message omits the path, which may be a secret in the wrong field
         reason = getattr(error, "strerror", None) or "it has an invalid path"
         raise LoginError(f"The file of the kubeconfig's {name} cannot be read: {reason}; correct it") from error
 

@@ -104,13 +104,13 @@ class Login:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers that name the user, for a pod that asks the API server about the user."""
+        """The user's credentials as headers, for requests to a pod over a forwarded port."""
         return dict(self._credentials.headers)
 
     def pod_context(self) -> ssl.SSLContext:
-        """Return TLS settings for a pod that the API server connects to: it shows the user's client certificate.
+        """Return TLS settings for connections to a pod over a forwarded port, with the user's client certificate.
 
-        The pod's certificate is not verified, as nothing else can answer on such a connection.
+        The pod's certificate is not verified: the API server forwards the port to this pod, and to no other server.
         """
         context = ssl.create_default_context()
         context.check_hostname = False

@@ -58,6 +58,7 @@ class SegmentOutput:
         if isinstance(store, FolderStore):
             spool_bytes = place.limit_bytes // SPOOL_PARTS
             retention = FolderRetention(store, place.limit_bytes - spool_bytes)
+        # The parts of segments' names that are of this process; each segment has its own hour and sequence.
         process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_start(), 0)
         self._spool = Spool(spool, process, spool_bytes, on_dropped)
         self._shipper = SegmentShipper(store, self._spool, retention)
@@ -171,6 +172,7 @@ def _check_writable(option: str, folder: Path) -> None:
 
 
 def _check_hard_links(store: FolderStore) -> None:
+    """Raise ValueError if the folder's file system has no hard links, which `FolderStore.create` needs."""
     probe = f"{HIDDEN_SPOOL}/.probe"  # a killed process may leave it, and the next one deletes it
     try:
         store.create(probe, b"")
