@@ -134,7 +134,7 @@ def _has_outdated_next_owner(situation: Situation, draft: Draft) -> bool:
 
 
 def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
-    """Whether entries, strategy, settings, budget times, forced grants or incarnations on record are out of date."""
+    """Whether entries, strategy, settings, budget times, forced grants or incarnations are out of date."""
     document = situation.document
     entries = record.member_entries(document, situation.snapshot, situation.counted_holders)
     # An owner keeps its entry even if its pod has ended. There may be 100,000 owned queues: `dict(owners.values())`

@@ -29,8 +29,8 @@ def budget_left(situation: Situation) -> BudgetLeft:
 
 
 def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str, int], ...]:
-    """Return the moves for the next document's record: those in the window, and the present ones."""
-    if situation.snapshot.policy is None:  # its budget is not known, so keep all moves on record
+    """Return the spent moves for the next document: those in the window, and the present ones."""
+    if situation.snapshot.policy is None:  # its budget is not known, so keep all moves
         return situation.document.spent
     spent = _moves_in_window(situation)
     if situation.policy.budget and voluntary_moves:
@@ -39,7 +39,7 @@ def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str
 
 
 def _moves_in_window(situation: Situation) -> list[tuple[str, int]]:
-    """Return the moves on record that count in the budget; a future time, from a wrong clock, counts as now."""
+    """Return the document's moves that count in the budget; a future time, from a wrong clock, counts as now."""
     per = situation.policy.budget.per if situation.policy.budget else 0.0
     moves = []
     for at, count in situation.document.spent:

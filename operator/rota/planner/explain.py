@@ -39,7 +39,7 @@ def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Exp
 
 
 def _explainable_queues(situation: Situation) -> set[Queue]:
-    """Return the queues that can be explained: current ones, and former ones that are still on record."""
+    """Return the queues that can be explained: current ones, and former ones that are still in the document."""
     document = situation.document
     explainable = {*situation.queues, *situation.owners, *document.releasing, *(document.everyone or ())}
     if situation.snapshot.must_release_all:  # then `situation.queues` is empty, so take the queues of the routes

@@ -126,7 +126,7 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
     at = situation.formatted_now
     owned = dict(situation.owners)
     releasing = dict(current.releasing)
-    # Keep forced queues on record: a later owner must know that the former holder may still consume the queue.
+    # Keep forced queues in the document: a later owner must know that the former holder may still consume the queue.
     forced = dict(situation.proofs.unresolved_grants)
     for decision in draft.decisions:  # a REVOKE always has a holder, and RETURN, GRANT and FORCE a next owner
         queue = decision.queue
@@ -148,8 +148,8 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         if act is Act.FORCE:
             forced[queue] = generation
     entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
-    # While the barrier is above 0, queues without an owner on record wait until each running pod has obeyed that
-    # generation or is lost (`unowned_proof`), and until no pod has them any more (`unrecorded_drains`). Without a
+    # While the barrier is above 0, queues without an owner in the document wait until each running pod has obeyed
+    # that generation or is lost (`unowned_proof`), and until no pod has them any more (`unrecorded_drains`). Without a
     # barrier, neither is looked at: so it is kept until both conditions hold.
     needs_barrier = bool(situation.proofs.unrecorded_drains) or situation.proofs.unowned_proof is not Proof.RELEASED
     if not situation.incarnations_since:  # a member may not be able to read incarnations, so the document names none
@@ -177,7 +177,7 @@ def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str,
     """
     begun = situation.document.begun
     granted = {decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)}
-    consumed = granted.union(begun, situation.subscribed.recorded_by_topic)
+    consumed = granted.union(begun, situation.subscribed.assigned_by_topic)
     topics = sorted(consumed.intersection(situation.snapshot.subscribed_topics))
     return {topic: begun.get(topic, at) for topic in topics}
 

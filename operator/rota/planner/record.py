@@ -101,7 +101,7 @@ def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:
 
 
 def barrier_proof(document: Assignment, pods: Sequence[PodSnapshot], rules: Handover, now: float) -> Proof:
-    """Return the proof that no pod consumes a queue without an owner on record.
+    """Return the proof that no pod consumes a queue without an owner in the document.
 
     RELEASED: every running pod has obeyed the barrier. LOST: every other pod is lost. NONE: some pod is neither.
     """

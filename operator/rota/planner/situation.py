@@ -67,8 +67,9 @@ class Situation:
     def incarnation_of(self, holder: Holder) -> int:
         """Return the process of a pod that the next document names.
 
-        The reporting process, if the member counts or this process has inherited the share; else the process on record,
-        which may still hold queues; else, if none is on record, the reporting one. 0 if shares name no processes.
+        The reporting process, if the member counts or this process has inherited the share; else the process that the
+        present document names, which may still hold queues; if it names none, the reporting one. 0 if shares name no
+        processes.
         """
         if not self.incarnations_since:
             return 0

@@ -62,7 +62,7 @@ class PodSnapshot:
     decoded_report: DecodedReport | None = None  # its last report, if that names this pod's uid
     unreachable_for: float = 0.0  # seconds since its first unanswered request; 0: none
     rejected_for: float = 0.0  # seconds for which its responses have been ignored: unsigned or too large
-    # By unreachable broker: for how many seconds other pods reach it.
+    # By broker that the pod cannot reach: for how many seconds only other pods have reached it; 0: none does.
     cut_off_brokers: Mapping[str, float] = field(default_factory=dict)
     poke: Poke = NO_POKE
     poked_for: float = 0.0  # seconds since the poke last changed
@@ -93,7 +93,7 @@ class PodSnapshot:
         return self.decoded_report.incarnation_number if self.decoded_report else 0
 
     def is_successor_of(self, incarnation: int) -> bool:
-        """Whether a later process than this one reported last; 0 names no process."""
+        """Whether the process that reported last is later than process `incarnation`; 0 names no process."""
         return 0 < incarnation < self.incarnation
 
     @property
@@ -161,7 +161,7 @@ class Snapshot:
     settings_age: float = 0.0  # seconds since `settings` changed
     desired_settings: str = ""  # group.json as it should be
     refetched: bool = False  # pods and reports were read again after the assignment was found missing or damaged
-    pods: tuple[PodSnapshot, ...] = ()  # all of them: a new leader lists the pods and polls each one before it watches
+    pods: tuple[PodSnapshot, ...] = ()  # all: a new leader lists them, and polls the running ones, before it plans
     replaced_holders: frozenset[Holder] = frozenset()  # another pod has the name, and the end of this one is not known
     deleted_uids: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
     views: Mapping[str, QueueView | None] = field(default_factory=dict)  # by topic, retry topics too; None: no response
@@ -172,7 +172,7 @@ class Snapshot:
     problems: tuple[Finding, ...] = ()  # found while reading the state: a missing Secret, an unknown topic
     status: Mapping[str, Any] = field(default_factory=dict)  # as the last plan set it
     observed_generation: int = 0  # metadata.generation
-    rolling_out: bool | None = False  # its Deployment is; None: it is not applied for this metadata.generation yet
+    rolling_out: bool | None = False  # its Deployment is; None: that was not applied for this metadata.generation yet
     max_schema: int = ASSIGNMENT_SCHEMA  # the highest document schema that may be written
 
     @property

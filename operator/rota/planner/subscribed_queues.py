@@ -1,4 +1,4 @@
-"""Queues that a group consumes: those of its topics' routes and, while a route may be incomplete, those on record."""
+"""Queues that a group consumes: those in its topics' routes and, while a route may be incomplete, in its assignment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,27 +26,27 @@ class SubscribedQueues:
 
     @cached_property
     def queues(self) -> list[Queue]:
-        """Every queue to consume: those in the route and, while that may be incomplete, those on record."""
+        """Every queue to consume: those in the routes and, while a route may be incomplete, those in the assignment."""
         return list(chain.from_iterable(map(self._queues_of, self._topics)))
 
     @cached_property
     def unsubscribed(self) -> list[Queue]:
-        """The queues on record that the group no longer consumes."""
+        """The queues in the assignment, owned or being released, that the group no longer consumes."""
         group_queues = frozenset(self.queues)
         return [queue for queue in (*self.owners, *self.document.releasing) if queue not in group_queues]
 
     @cached_property
     def postponable(self) -> frozenset[Queue]:
-        """The queues whose revoke a gate may hold, if the policy gives them to no member.
+        """The queues whose revoke a gate may postpone even if the policy gives them to no member.
 
-        Without unmanaged consumers, every queue of the group. With them, none: such a queue is an unmanaged consumer's,
-        which consumes it already.
+        These are all queues that the group consumes. With unmanaged consumers there are none: a queue that no member
+        gets is theirs, and they consume it already.
         """
         return frozenset() if self.snapshot.unmanaged_consumers else frozenset(self.queues)
 
     @cached_property
-    def recorded_by_topic(self) -> dict[str, set[Queue]]:
-        """The queues on record, by topic."""
+    def assigned_by_topic(self) -> dict[str, set[Queue]]:
+        """The queues in the assignment, owned or being released, by topic."""
         by_topic: dict[str, set[Queue]] = {}
         for queue in (*self.owners, *self.document.releasing):
             by_topic.setdefault(queue.topic, set()).add(queue)
@@ -54,7 +54,7 @@ class SubscribedQueues:
 
     @cached_property
     def missing_metadata(self) -> list[str]:
-        """Topics, or the group's consumers, unknown from brokers: no queue may move. A retry topic may be missing."""
+        """Topics without a route, the group's members if unknown: no queue may move. The retry topic is optional."""
         names = [f"topic {topic}" for topic in self._topics if self._is_metadata_missing(topic)]
         if self.snapshot.unmanaged_consumers is None:
             names.append("the group's members")
@@ -87,17 +87,17 @@ class SubscribedQueues:
         return topic != self.retry_topic and not self._routed(topic)
 
     def _queues_of(self, topic: str) -> Sequence[Queue]:
-        """Return the queues of a topic: those of its route, and until that is stable also those on record."""
+        """Return the queues of a topic: those in its route, and until that is stable also those in the assignment."""
         view = self.snapshot.views.get(topic)
         if view and view.queues and view.stable_for >= SHRINK_PATIENCE_SECONDS:
             return view.queues
-        recorded = self.recorded_by_topic.get(topic, set())
+        assigned = self.assigned_by_topic.get(topic, set())
         routed = self._routed(topic)
         if routed:
             # Leave out queues that are released without a next owner: they were missing in a stable route at an earlier
             # plan. Without any route, nothing confirms that they are still gone.
-            recorded = {queue for queue in recorded if not self._is_released_for_good(queue)}
-        return sorted(recorded.union(routed))
+            assigned = {queue for queue in assigned if not self._is_released_for_good(queue)}
+        return sorted(assigned.union(routed))
 
     def _is_released_for_good(self, queue: Queue) -> bool:
         release = self.document.releasing.get(queue)

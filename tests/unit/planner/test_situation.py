@@ -35,7 +35,7 @@ def document_of(share: Share | None, **changed: Any) -> Assignment:
         # A member that counts: the process that reports, whatever the document names.
         (process(4), "Ready", Share("uid-m1", (), 2), 4),
         (process(4), "Ready", None, 4),
-        # A member that does not count keeps its process on record, unless a later one has inherited its queues.
+        # A member that does not count keeps its process in the document, unless a later one has inherited its queues.
         (process(4), "Out", Share("uid-m1", (Q[0],), 2), 2),
         (process(4, held=[Q[0]]), "Out", Share("uid-m1", (Q[0],), 2), 4),
         (process(4), "Out", Share("uid-m1", (), 0), 4),

@@ -1,4 +1,4 @@
-"""Evidence about the holders of queues, and the proofs that follow for queues without an owner on record."""
+"""Evidence about the holders of queues, and the proofs that follow for queues without an owner in the document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class HolderProofs:
 
     @cached_property
     def unowned_proof(self) -> Proof:
-        """The proof that no member consumes a queue without an owner on record.
+        """The proof that no member consumes a queue without an owner in the document.
 
         There is none while the brokers' consumers are unknown, or while a pod whose name another pod has taken over may
         still run and obey a lost assignment.
@@ -60,7 +60,7 @@ class HolderProofs:
         return record.barrier_proof(self.document, self.snapshot.pods, self.rules, self.now)
 
     def unowned_proof_of(self, queue: Queue) -> Proof:
-        """Return the proof about a queue without an owner on record."""
+        """Return the proof about a queue without an owner in the document."""
         return Proof.NONE if self.unowned_proof is Proof.NONE else self.unrecorded_drains.get(queue, self.unowned_proof)
 
     @cached_property
@@ -86,7 +86,7 @@ class HolderProofs:
 
     @cached_property
     def unresolved_grants(self) -> dict[Queue, int]:
-        """The forced grants on record whose queues may still have two consumers."""
+        """The forced grants in the document whose queues may still have two consumers."""
         forced = self.document.forced
         return {queue: forced[queue] for queue in forced if not self.is_forced_grant_resolved(queue, forced[queue])}
 

@@ -148,7 +148,7 @@ def _is_pausing(pod: PodSnapshot, document: Assignment) -> bool:
 
 
 def _restart_pause(pod: PodSnapshot, document: Assignment) -> float:
-    """Return how long a member has to serve before it gets queues; 0 while it keeps those on record."""
+    """Return how long a member has to serve before it gets queues; 0 while it keeps those in the document."""
     share = _share_of(document, pod)
     may_keep_queues = pod.restarts == 1 or share.incarnation == pod.incarnation
     if not pod.restarts or (share.queues and may_keep_queues):

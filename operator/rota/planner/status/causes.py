@@ -91,11 +91,11 @@ def _cause_by_unmanaged(situation: Situation) -> Finding | None:
 def _cause_by_queues(situation: Situation) -> Finding | None:
     """Return the cause if queues came or went; QueuesAdded and QueuesRemoved if no subscribed topic is new or lost."""
     subscribed = situation.subscribed
-    recorded = {*situation.owners, *situation.document.releasing}
-    # The share of unmanaged consumers is not on record: with them, a queue off record need not be new.
-    added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.queues) - recorded
+    assigned = {*situation.owners, *situation.document.releasing}
+    # The assignment lacks the share of unmanaged consumers: with them, a queue that is not assigned need not be new.
+    added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.queues) - assigned
     removed = set(subscribed.unsubscribed)
-    if added and _topics_of(added) <= {*subscribed.recorded_by_topic, subscribed.retry_topic}:
+    if added and _topics_of(added) <= {*subscribed.assigned_by_topic, subscribed.retry_topic}:
         return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
     topics = _topics_of(subscribed.queues)
     if removed and _topics_of(removed) <= topics:

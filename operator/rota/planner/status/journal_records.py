@@ -26,6 +26,7 @@ def document_records(situation: Situation, draft: Draft, document: Assignment) -
     generation = document.generation
     cause = causes.rebalance_cause(situation, draft)
     states = situation.member_states
+    # `standing`, a frozen name, is the member state.
     members = {pod.name: {"uid": pod.uid, "standing": str(states[pod.name])} for pod in situation.snapshot.pods}
     yield journal_record("membership", group, at, generation=generation, members=members)
     yield journal_record(
@@ -44,7 +45,7 @@ def document_records(situation: Situation, draft: Draft, document: Assignment) -
 
 
 def _handover_records(draft: Draft, group: str, at: str, generation: int) -> Iterator[dict[str, object]]:
-    """Yield one record for all queues with the same act, proof, state, holder and next owner."""
+    """Yield one record for all queues with the same act (`handover.py:Act`), proof, state, holder and next owner."""
 
     def all_but_queue(decision: Decision) -> tuple[str, str, OwnershipState, Holder, Holder]:
         none = Holder("", "")  # can be sorted, which None cannot
@@ -77,7 +78,7 @@ def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> It
         if condition["type"] in conditions.DERIVED_CONDITIONS or is_unchanged:
             continue
         yield journal_record(
-            "verdict",  # the kind of records with a condition's new status
+            "verdict",  # of a condition: its new status; `verdicts` in the journal are lag states
             situation.snapshot.group,
             situation.formatted_now,
             condition=condition["type"],
@@ -114,7 +115,7 @@ def owners_record(
 
 
 def _member_fields(snapshot: Snapshot, plan: Plan, document: Assignment) -> dict[str, dict[str, object]]:
-    """Return state and queues of every pod, also of deleted pods that are still on record."""
+    """Return state and queues of every pod, also of deleted pods that the document still names."""
     members: dict[str, dict[str, object]] = {}
     pods = snapshot.pods_by_name
     for name in sorted({*pods, *document.members}):
