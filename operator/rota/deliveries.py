@@ -37,7 +37,8 @@ class DeliveryOutcome(StrEnum):
     REFUSED = "refused"  # there was no connection
 
 
-# The app was not reached: no attempt is counted; AppNotListening and AppPathNotFound report this.
+# The app was not reached: `failures` counts this, but the message loses no attempt; AppNotListening and AppPathNotFound
+# report it.
 APP_UNREACHED_OUTCOMES = frozenset({DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND})
 
 _OUTCOME_BY_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.UNPROCESSABLE}
@@ -87,9 +88,9 @@ class QueueCounts(Struct, frozen=True, rename="camel", omit_defaults=True, gc=Fa
     topic: Name
     broker: Name
     id: Annotated[int, Meta(ge=0, le=2**31)]
-    first_attempts: Count = 0  # messages with a finished first attempt
-    done: Count = 0  # attempts that the app finished
-    failures: Annotated[dict[Word, Count], Meta(max_length=MAX_OUTCOMES)] = {}  # attempts by outcome
+    first_attempts: Count = 0  # messages whose first attempt ended, with any outcome of the app
+    done: Count = 0  # attempts that succeeded
+    failures: Annotated[dict[Word, Count], Meta(max_length=MAX_OUTCOMES)] = {}  # failed attempts by outcome
     active_seconds: Seconds = 0.0  # for which the two fields below were measured
     in_flight_seconds: Seconds = (
         0.0  # sum of messages' times at the app; divided by `active_seconds`: their mean number

@@ -18,7 +18,7 @@ from rota.kube.reconcile.event_handlers import EventHandlers
 RESYNC_SECONDS = 60.0  # between two lists of groups and policies, in case kopf lost an event
 SYNC_CHECK_SECONDS = 0.02  # between two checks whether the first lists have arrived
 RELIST_RETRY_SECONDS = 2.0  # after a failed list
-NESTED_TOO_DEEPLY = -1  # the exit code of `operate` when kopf cannot read a group or policy
+NESTED_TOO_DEEPLY = -1  # instead of an exit code: kopf cannot read a group or policy; the operator goes on without kopf
 
 _GROUP_SELECTOR = {"labelSelector": GROUP_LABEL}
 
@@ -43,8 +43,8 @@ def object_informers(
 def custom_informers(api: Api, events: EventHandlers, namespaces: Sequence[str]) -> list[Informer[Any]]:
     """Return informers for policies and groups, policies first.
 
-    Each list is also compared with the objects that only kopf has reported (the handlers' `expected`): kopf misses
-    deletions while its watch is interrupted.
+    Where kopf watches, these informers only list. An object that the operator knows (`expected` of its handlers) and a
+    list lacks was deleted: kopf misses deletions while its watch is interrupted.
     """
     informers: list[Informer[Any]] = []
     for namespace in namespaces or [""]:

@@ -62,7 +62,7 @@ class AdminClient(RocketMQBrokers):
     async def query_assignment(
         self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
     ) -> tuple[Queue, ...] | None:
-        """Return the queues that a broker assigns to a member; None: it assigns none, and the member keeps its own."""
+        """Return the queues that a broker assigns to a member; None: it computed nothing, the member keeps its own."""
         response = await self._client.call_or_raise(broker, requests.assignment(topic, group, client_id, strategy))
         assigned = decode_body(response, payloads.AssignmentResponse).message_queue_assignments
         return None if assigned is None else tuple(sorted(item.message_queue.queue for item in assigned))

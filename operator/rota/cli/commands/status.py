@@ -80,7 +80,7 @@ def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequ
 
 
 def explain_request(group: str, queue: str | None, scope: Scope) -> WatchRequest[schema.OwnerReasons]:
-    """Return the request for the reason of a queue's owner or, without a queue, for an example of each member."""
+    """Return the request for the reason of a queue's owner; without a queue, for that of each member's first queue."""
     params = {} if queue is None else {"queue": str(parse_queue(queue))}
     return WatchRequest(f"{_group_path(group, scope)}/why", schema.OwnerReasons, _print_reasons, params)
 
@@ -125,7 +125,7 @@ def _summary_row(group: schema.GroupSummary, *, wide: bool, with_namespace: bool
 
 
 def _describe_rebalance(rebalance: Rebalance | None, *, is_moving: bool) -> str:
-    """Describe the last rebalance; its numbers are known only after its end."""
+    """Describe the last rebalance; while it is in progress without its numbers, which still grow."""
     if rebalance is None:
         return "none"
     start = f"{rebalance.reason} {format_age(rebalance.at)}"
@@ -296,7 +296,7 @@ def _print_reasons(response: schema.OwnerReasons) -> None:
     if last is None:
         print_line("The operator knows of no rebalance")
         return
-    generation = f", generation {last.generation}" if last.generation else ""  # none before the operator's start
+    generation = f", generation {last.generation}" if last.generation else ""  # 0: not known
     message = f": {last.message}" if last.message else ""
     print_line(f"Last rebalance: {last.reason} {format_age(last.at)}{generation}{message}")
     if last.seconds is None:

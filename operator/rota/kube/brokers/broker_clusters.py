@@ -24,7 +24,10 @@ class BrokerClusters:
         self._clusters: dict[tuple[object, ...], BrokerCluster] = {}  # by `cluster_key` of their access
 
     async def read_access(self, binding: Binding) -> AccessConfig:
-        """Return a group's access by the present content of its Secrets, or raise MissingSecretError; see `_renew`."""
+        """Read a group's Secrets and return its access, or raise MissingSecretError.
+
+        If the access has changed, renew the group's cluster, provided that all its groups have the new one.
+        """
         access = await self._access_reader.read(binding.group.namespace, binding.rocketmq, known_keys=self._clusters)
         if binding.cluster and access.cluster_key not in self._clusters:
             await self._renew(binding.cluster, access)
@@ -71,7 +74,7 @@ class BrokerClusters:
             cluster.brokers.reconnect()
 
     async def _all_groups_have(self, cluster: BrokerCluster, access: AccessConfig) -> bool:
-        """Read the Secrets of a cluster's groups: whether all give this access, also groups bound during the reads."""
+        """Whether the present Secrets of a cluster's groups all give this access, also of groups bound meanwhile."""
         checked_sources: set[tuple[str, bytes]] = set()
         while binding := self._find_unchecked(cluster, checked_sources):
             source = binding.source  # read before the await, which may change the binding

@@ -81,8 +81,9 @@ async def run_tasks(root_tasks: Collection[Task]) -> None:
 async def _end_tasks(root_tasks: Collection[Task]) -> None:
     """Cancel all tasks of kopf until they have ended.
 
-    A watch that is being opened swallows its cancellation if its pause-waiter is cancelled too, opens another one, and
-    waits for a login that kopf does not provide any more. So pause-waiters are cancelled after all other tasks.
+    Each watch of kopf has a second task, its pause-waiter. If both are cancelled while the watch is being opened, the
+    watch ignores that, opens another one, and waits for a login that kopf does not provide any more. So pause-waiters
+    are cancelled after all other tasks.
     """
     deadline = loop_time() + SHUTDOWN_SECONDS
     while tasks := [task for task in asyncio.all_tasks() if task in root_tasks or _is_kopf_task(task)]:

@@ -42,7 +42,7 @@ class QueuedGroup:
     failures: int = 0  # failed reconciles in a row
 
     def stop(self) -> None:
-        """Cancel the timer, the report watchers and the publishing of status; the next plan starts them again."""
+        """Cancel the timer, the report watchers and the publishing of status, until the group is enqueued again."""
         if self.timer:
             self.timer.cancel()
             self.timer = None
@@ -61,7 +61,7 @@ class ReconcileResult(NamedTuple):
 
 
 class Reconciler:
-    """Reconciles groups, one at a time or several concurrently, but never one group twice at the same time."""
+    """Reconciles groups, also several concurrently; `WorkQueue` never starts two reconciles of one group."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ class Rebalance(Struct, frozen=True, rename="camel"):
     reason: str
     message: str
     at: str
-    generation: int  # of its first document
+    generation: int  # of its first document; 0: not known, as from a group's status
     moved: int = 0  # queues, so far
     forced: int = 0  # queues taken from a member that did not respond, so far
     seconds: float | None = None  # from its first document until every member obeyed

@@ -1,7 +1,7 @@
-"""Compares new rows with the rows of a table without Spark. It reads only the digests of the same days.
+"""Leaves out rows that a table already has, without Spark: it compares digests, and reads only those of the same days.
 
-Only ingest runs add rows to a table, in the order of their numbers. So rows that the newest version lacks are still new
-when they are committed, unless another process has committed the same run; then the commit is skipped.
+Rows that the newest version lacks are still new when they are committed: only ingest runs add rows to a table, one run
+after the other. If another process commits the same run first, this process skips its commit.
 """
 
 from collections.abc import Sequence

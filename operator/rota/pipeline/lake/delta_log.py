@@ -20,7 +20,7 @@ from rota.pipeline.lake.data_files import DataFile
 from rota.pipeline.lake.reading.log_reader import LogReader, first_line
 from rota.pipeline.lake.storage import storage_errors, storage_options
 
-APP = "ingest"  # name of the app transactions; their versions are the numbers of ingest runs
+APP = "ingest"  # id of the log's application transactions (`txn`); their versions are the numbers of ingest runs
 # Snapshots name old versions, so deltalake must not remove log files. `rota pipeline maintain` removes those that no
 # snapshot needs.
 _CONFIGURATION = {"delta.enableExpiredLogCleanup": "false"}
@@ -34,7 +34,7 @@ class FileChanges(NamedTuple):
 
 
 class CommitResult(NamedTuple):
-    """Newest version of a table after a commit, None if the table does not exist, and whether files were added."""
+    """Newest version of a table after a commit, None if there is no table, and whether files were added or removed."""
 
     version: int | None
     is_changed: bool

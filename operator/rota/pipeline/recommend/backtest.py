@@ -32,13 +32,13 @@ from rota.spec import PolicySpec
 ADVISED = "as advised"  # each group with the policy that its first half recommends; the blank prevents a name clash
 BEST_IN_HINDSIGHT = "best in hindsight"  # each group with the policy that costs least in its second half
 
-BacktestRow = dict[str, Any]  # of BACKTEST
+BacktestRow = dict[str, Any]  # of the table `schemas.BACKTEST`, without its column `cut`: the end of the first half
 
 
 def judge_advice(
     first_half: Sequence[PolicyRow], second_half: Sequence[PolicyRow], weights: CostWeights, min_gain: float
 ) -> BacktestRow:
-    """Return a group's row of BACKTEST from the results of its halves; `cut` is missing.
+    """Return a group's row from the results of its halves.
 
     Without a cost of the recorded policy in both halves the row has a problem, and no costs.
     """
@@ -91,7 +91,7 @@ def _recorded_problem(half: Iterable[PolicyRow]) -> str | None:
 def backtest_history(
     history: GroupHistory, policies: Mapping[str, PolicySpec], weights: CostWeights, min_gain: float
 ) -> BacktestRow:
-    """Return the row of BACKTEST of a history, in this process; raise ValueError if it is too short."""
+    """Return the row of a history's group, computed in this process; raise ValueError if the history is too short."""
     halves = cut_history(history)
     tried: dict[str, PolicySpec | None] = {RECORDED_POLICY: None, **policies}
     first_half = _replay_half(halves.first, tried)

@@ -1,4 +1,4 @@
-"""Links of the report: to a group's page and board, and downloads of figures that are inside the file."""
+"""Links of the report: to a group's page and board, and downloads of tables whose data is inside the report."""
 
 import csv
 from base64 import b64encode
@@ -66,7 +66,7 @@ def render_card_link(row: Row, place: int, *, has_card: bool) -> str:
 
 
 def render_download(name: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """Return a link that saves figures as a CSV file; they are inside the link, so the report stays one file."""
+    """Return a link that saves a table as a CSV file; the link contains the data, so the report stays one file."""
     file = StringIO()
     writer = csv.writer(file)
     writer.writerow(columns)

@@ -1,6 +1,6 @@
 """Availability of the app to pushed messages: it is away while no process listens, or while its path answers 404.
 
-Any other response shows that the app is back. While it is away, one delivery at a time is tried, after a pause.
+Any other outcome of a delivery shows that it is back. While it is away, one delivery at a time is tried, after a pause.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class AppAvailability:
         self._report_problem(DeliveryOutcome.DONE)  # an outcome without a problem
 
     def track(self, outcome: DeliveryOutcome) -> None:
-        """Track the app's response, and schedule the next try if it is away."""
+        """Track the outcome of a delivery, and schedule the next try if the app is away."""
         now = self._host.now()
         self._report_problem(outcome)
         if self.is_away:

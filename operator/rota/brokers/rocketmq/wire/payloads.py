@@ -7,7 +7,7 @@ import msgspec
 from rota.brokers.rocketmq.wire.codes import READ_PERMISSION, READ_WRITE
 from rota.model import Queue
 
-Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # a number about a queue, in the range of Java's long
+Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # an offset or time, in the range of Java's long
 
 # A group's settings by Rota's names, in the protocol's spelling.
 MESSAGE_MODELS = {"Clustering": "CLUSTERING", "Broadcasting": "BROADCASTING"}
@@ -189,7 +189,7 @@ class QueueAssignment(Body, frozen=True):
 
 
 class AssignmentResponse(Body, frozen=True):
-    """The queues that a broker assigns to a member; None: it assigns none, and the member keeps its queues."""
+    """The queues that a broker assigns to a member; None: it computed nothing, and the member keeps its queues."""
 
     message_queue_assignments: list[QueueAssignment] | None = None
 

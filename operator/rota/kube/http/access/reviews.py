@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
 MAX_CACHED_USERS = 1_000
-RECENT_SECONDS = 600.0  # for so long after a token was accepted, its next review does not wait for unknown tokens
+RECENT_SECONDS = 600.0  # after a token was accepted: for so long its reviews do not wait for those of unknown tokens
 MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
 MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
 MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot

@@ -55,7 +55,7 @@ class JournalCounts(NamedTuple):
 
 
 class _Output(Protocol):
-    """Where lines go to."""
+    """Where lines go to: segments, or standard output, which has nothing to close."""
 
     name: str  # the subject of a sentence
 
@@ -63,13 +63,13 @@ class _Output(Protocol):
         """Append lines of an hour; raise WriteFailedError with the failed lines."""
 
     def close_due(self) -> float | None:
-        """Complete the lines that are old enough; return the seconds until the next call is needed."""
+        """Close segments that are old or large enough; return the seconds until the next one is, None: none is open."""
 
     def finish(self) -> None:
-        """Complete all lines, after the last one."""
+        """Close all segments, after the last line."""
 
     def close(self, seconds: float) -> None:
-        """Store the completed lines in at most `seconds`; called by another thread, maybe before `finish` returns."""
+        """Ship the closed segments, for at most `seconds`; called by another thread, maybe before `finish` returns."""
 
 
 class _StdoutOutput:
@@ -129,10 +129,10 @@ class Journal:
         self._unwritten_values = 0  # values in records that are not written yet
         self._unreported_drops = 0
         self._first_drop_at = ""
-        self._retry_at = 0.0
+        self._is_failure_logged = False
         self._closing = False
         self._condition = threading.Condition()  # also the lock of the fields above
-        self._is_failure_logged = False
+        self._retry_at = 0.0  # used only by the thread
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         if destination == STDOUT and sys.stdout is None:
             raise ValueError("--journal - cannot be used: standard output is closed; name a folder or a URI")
@@ -205,18 +205,18 @@ class Journal:
                 self._unwritten_values -= values
         try:
             self._output.finish()
-        except Exception as error:  # noqa: BLE001 - complete segments are stored all the same
-            _log.error("The journal's last segment cannot be completed: %r", error)
+        except Exception as error:  # noqa: BLE001 - closed segments are stored all the same
+            _log.error("The journal's last segment cannot be closed: %r", error)
 
     def _close_due(self) -> float | None:
         try:
             return self._output.close_due()
         except Exception as error:  # noqa: BLE001 - the thread must not end before the operator does
-            _log.error("A segment of the journal cannot be completed: %r", error)
+            _log.error("A segment of the journal cannot be closed: %r", error)
             return RETRY_SECONDS
 
     def _write_batches(self, records: list[JournalRecord], *, is_last: bool) -> None:
-        """Write records in batches, the first with a gap record. A batch is dropped if writing it fails."""
+        """Write records in batches; the first also reports drops. A batch is dropped if writing it fails."""
         for start in range(0, max(len(records), 1), MAX_BATCH_RECORDS):
             batch = records[start : start + MAX_BATCH_RECORDS]
             dropped = self._unreported_drops if start == 0 else 0
