@@ -91,6 +91,7 @@ class MemberResponse(NamedTuple):
     report: Report | None  # None also if another pod responded
     silent_since: float  # if there is no report: since when there is none, by `_silent_since`
     ignored_reason: Reason | None = None
+    may_be_pods: bool = False  # without a report: the pod, or a proxy before it, may have sent the response
 
 
 class _ResponseBody(NamedTuple):
@@ -98,6 +99,7 @@ class _ResponseBody(NamedTuple):
 
     text: bytes | None = None
     ignored_reason: Reason | None = None
+    is_server_error: bool = False
 
     def decode_response(self, member: Endpoint, silent_since: float, budget: RetentionBudget) -> MemberResponse:
         """Decode the member's response; its report is None if the body is invalid, too large, or from another pod."""
@@ -109,9 +111,9 @@ class _ResponseBody(NamedTuple):
             return MemberResponse(None, silent_since, Reason.REPORT_TOO_LARGE)
         except ValueError as error:
             _log.debug("The pod %s returned no valid report: %s", uid, error)
-            return MemberResponse(None, silent_since)
+            return MemberResponse(None, silent_since, may_be_pods=member.is_signed)
         if report is None or report.uid != uid:
-            return MemberResponse(None, silent_since, self.ignored_reason)
+            return MemberResponse(None, silent_since, self.ignored_reason, may_be_pods=self.is_server_error)
         entries = count_topic_broker_pairs(report.held, report.releasing)
         entries += len(report.brokers) + len(report.troubles) + len(report.uncommitted)
         if not budget.admit(member.namespace, report, len(self.text or b"") + BYTES_PER_ENTRY * entries):
@@ -252,8 +254,8 @@ class ReportClient:
     async def read_if_present(self, member: Endpoint) -> MemberResponse | None:
         """Return the response of a pod that may have ended; None if the pod has left its address.
 
-        The pod has left if the connection is refused or another server responds. A response without the required
-        signature proves neither: it is returned with its `ignored_reason`.
+        The pod has left if the connection is refused or another server responds. Other responses without a report prove
+        nothing, and are returned: a missing signature, an error of a proxy, a signed report that cannot be decoded.
         """
         requested_at = loop_time()
         try:
@@ -264,7 +266,7 @@ class ReportClient:
         except _NO_RESPONSE_ERRORS:
             return MemberResponse(None, _silent_since(requested_at))
         response = body.decode_response(member, _silent_since(requested_at), self._budget)
-        return response if response.report or response.ignored_reason else None
+        return response if response.report or response.ignored_reason or response.may_be_pods else None
 
     async def drain(self, member: Endpoint) -> None:
         """Request a member's final drain. The caller repeats this until the member's report shows that it drains."""
@@ -302,7 +304,8 @@ class ReportClient:
             if response.status == HTTPStatus.UNAUTHORIZED:
                 return unusable
             if response.status != HTTPStatus.OK or is_compressed(response):
-                return _ResponseBody()  # silence, also of a member that signs: a proxy may have sent it, such as a 503
+                # Silence, also of a member that signs: a proxy may have sent it, such as a 503.
+                return _ResponseBody(is_server_error=response.status >= HTTPStatus.INTERNAL_SERVER_ERROR)
             try:
                 limit = member.max_body_bytes(path)
                 text = await read_body(response, limit, LARGE_REPORT_BYTES, self._large_report_slots)

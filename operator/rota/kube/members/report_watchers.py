@@ -121,14 +121,15 @@ class ReportWatchers:
             member = Endpoint.from_pod(pod_state.pod, self._group.uid)
             started = loop.time()
             if revision is None:
-                report, silent_since, ignored_reason = await self._reports.read(member)
+                response = await self._reports.read(member)
             else:
-                report, silent_since, ignored_reason = await self._reports.long_poll(member, revision, seconds)
+                response = await self._reports.long_poll(member, revision, seconds)
+            report = response.report
             has_changed = report is not None and report.revision != revision
             revision = report.revision if report else None
             pod_state = self._group.pods.get(name)
             if pod_state and pod_state.pod.metadata.uid == member.uid:
-                if pod_state.record_report(report, loop.time(), silent_since, ignored_reason):
+                if pod_state.record_report(report, loop.time(), response.silent_since, response.ignored_reason):
                     self._events.on_report_change()
                 if pod_state.take_new_notices():
                     self._events.on_consumers_change()

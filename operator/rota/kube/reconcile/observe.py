@@ -134,9 +134,9 @@ class GroupStateReader:
 
     async def _poll_member(self, group: Group, state: PodState) -> None:
         holder = state.pod.holder
-        report, silent_since, ignored_reason = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
+        response = await self._reports.read(Endpoint.from_pod(state.pod, group.uid))
         if current := group.pods.find(holder):
-            current.record_report(report, loop_time(), silent_since, ignored_reason)
+            current.record_report(response.report, loop_time(), response.silent_since, response.ignored_reason)
 
     async def _read_assignment(self, group: Group) -> None:
         path = object_path("configmaps", group.namespace, assignment_name(group.name))

@@ -34,7 +34,8 @@ class FilterCounts:
 
     def find_problem(self, subscriptions: Iterable[Subscription], now: float) -> str:
         """Return a sentence about the first topic whose expression matches nothing; empty without such a topic."""
-        for subscription in subscriptions:
+        problems: list[str] = []
+        for subscription in subscriptions:  # all of them, to notice when an expression is changed
             counts = self._topics.get(subscription.topic)
             if counts is None:
                 continue
@@ -44,9 +45,8 @@ class FilterCounts:
             if subscription.expression not in {"", "*"}:  # these match every message
                 # The first sentence stays until a message matches: it has a count, and each change is a new report.
                 counts.problem = counts.problem or _describe_problem(subscription, counts, now)
-                if counts.problem:
-                    return counts.problem
-        return ""
+                problems.append(counts.problem)
+        return next(filter(None, problems), "")
 
 
 def _describe_problem(subscription: Subscription, counts: _TopicCounts, now: float) -> str:

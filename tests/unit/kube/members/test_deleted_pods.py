@@ -59,6 +59,12 @@ async def test_report_of_a_deleted_pod_is_none_if_another_server_answers_or_none
     assert await client.read_if_present(Endpoint("uid-m1", HOST, CLOSED_PORT)) is None, "no server listens at the port"
 
 
+async def test_report_error_of_a_proxy_does_not_prove_that_a_deleted_pod_terminated(client: ReportClient) -> None:
+    response = await read_from_server(client, b"upstream connect error", 503)
+    assert response
+    assert response.report is None
+
+
 @pytest.mark.parametrize(
     ("is_signed", "reason"), [(True, Reason.MEMBER_NOT_AUTHENTICATED), (False, Reason.REPORT_TOO_LARGE)]
 )

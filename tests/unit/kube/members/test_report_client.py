@@ -14,11 +14,20 @@ from aiohttp import web
 from rota.deliveries import DeliveriesPage, QueueCounts
 from rota.delivery_totals import BYTES_PER_QUEUE
 from rota.kube.client.objects import Pod
+from rota.kube.members import report_client
 from rota.kube.members.report_client import BYTES_PER_ENTRY, BYTES_PER_OFFSET, MAX_PAGE_BYTES, Endpoint, ReportClient
 from rota.kube.state.retention_budget import RetentionBudget
 from rota.model import Queue, Reason
 from rota.ranges import MAX_QUEUES_PER_DOCUMENT, MAX_TOPIC_BROKER_PAIRS, to_ranges
-from rota.reports import MAX_UNCOMMITTED_ENTRIES, FullReport, QueueState, QueueStatus, Uncommitted, decode_report
+from rota.reports import (
+    MAX_UNCOMMITTED_ENTRIES,
+    FullReport,
+    QueueState,
+    QueueStatus,
+    Report,
+    Uncommitted,
+    decode_report,
+)
 from rota.sidecar.status.control_api import ControlApi, KeyFiles
 from rota.sidecar.status.delivery_counts import DELIVERY_PAGE_QUEUES
 from rota.sidecar.status.self_report import PROGRESS_PAGE_QUEUES, QueuesPage
@@ -132,6 +141,22 @@ async def test_signature_by_another_key_proves_nothing_and_drains_no_member(fold
         assert last_response.report is None
         await client.drain(endpoint)
         assert not member.final
+
+
+async def test_signed_report_that_cannot_be_decoded_does_not_prove_that_a_deleted_pod_terminated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar of a later version may send one."""
+
+    def reject(_: bytes) -> Report:
+        raise ValueError("a field of a later version")
+
+    async with serve_control_port(Member(), folder) as port, a_client(KEY) as client:
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
+        monkeypatch.setattr(report_client, "decode_report", reject)
+        response = await client.read_if_present(endpoint)
+    assert response is not None
+    assert (response.report, response.ignored_reason) == (None, None)
 
 
 async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder: Path) -> None:

@@ -40,6 +40,17 @@ def test_filter_that_was_corrected_is_reported_no_more() -> None:
     assert "'created'" in counts.find_problem(corrected, 3 * QUIET_SECONDS)
 
 
+def test_filter_that_is_changed_while_another_one_is_reported_starts_with_new_counts() -> None:
+    counts = FilterCounts()
+    for topic in ("bills", "orders"):
+        counts.count_pull(topic, filtered=100, matched=0, now=0.0)
+    bills = Subscription("bills", "paid")
+    assert "bills" in counts.find_problem([bills, *PAID], QUIET_SECONDS)
+    corrected = Subscription("orders", "created")
+    assert "bills" in counts.find_problem([bills, corrected], QUIET_SECONDS)
+    assert counts.find_problem([Subscription("bills"), corrected], QUIET_SECONDS + 1) == ""
+
+
 def test_filter_is_not_reported_for_a_subscription_to_all_messages_or_another_topic() -> None:
     counts = FilterCounts()
     counts.count_pull("orders", filtered=1000, matched=0, now=0.0)  # compaction skips messages, too

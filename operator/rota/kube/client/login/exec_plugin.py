@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from rota.kube.client.login.kubeconfig import Cluster, ExecPlugin, LoginError, without_defaults
+from rota.kube.client.login.kubeconfig import Cluster, ExecPlugin, LoginError, read_regular_file, without_defaults
 from rota.model import single_line
 
 TIMEOUT_SECONDS = 30.0  # without a terminal
@@ -147,7 +147,7 @@ def _cluster_info(cluster: Cluster) -> dict[str, Any]:
     authority = cluster.certificate_authority_data
     if cluster.certificate_authority and not authority:
         with suppress(OSError):  # the login reports a file that cannot be read
-            authority = base64.b64encode(Path(cluster.certificate_authority).read_bytes()).decode()
+            authority = base64.b64encode(read_regular_file(Path(cluster.certificate_authority))).decode()
     configs = (extension.extension for extension in cluster.extensions if extension.name == CONFIG_EXTENSION)
     fields = {
         "server": cluster.server,
