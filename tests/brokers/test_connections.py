@@ -364,6 +364,22 @@ async def test_connection_is_kept_when_only_some_requests_are_unanswered(
         assert server.connections == 1
 
 
+async def test_connection_is_kept_when_a_request_times_out_that_was_sent_long_before_the_last_response(
+    connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pull may be held for longer than SILENT_SECONDS, while other requests are answered."""
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 1.0)
+    async with a_server(lambda frame: b"" if frame.fields["name"] == "slow" else good(frame)) as server:
+        slow = asyncio.create_task(connections.call(server.address, a_request("slow"), 1.2))
+        while not slow.done():
+            await connections.call(server.address, a_request("quick"))
+            await asyncio.sleep(0.02)
+        with pytest.raises(UnreachableError, match="did not respond"):
+            await slow
+        await connections.call(server.address, a_request("quick"))
+        assert server.connections == 1
+
+
 async def test_connection_closed_before_any_response_is_not_reopened_at_once(
     connections: ConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Inputs of commands on files: manifests, queues, members, rooms, and present owners."""
+"""Inputs of commands that need no cluster: manifests, queues, members, machine rooms, and present owners."""
 
 import re
 import sys
@@ -24,12 +24,12 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError,
 
 
 class GroupInputs(NamedTuple):
-    """A group without a cluster; if it has unmanaged consumers, the policy's strategy does not apply."""
+    """What `rota plan` and `rota explain` read about a group from their options."""
 
     group: GroupSpec
     policy: PolicySpec
     roster: Roster
-    unmanaged: list[str]
+    unmanaged: list[str]  # unmanaged consumers; with any, queues are shared by their strategy, not the policy's
     rooms: dict[str, str]
     current_owners: dict[Queue, str]
     client_ids: list[str]  # client ids of connected consumers, if brokers were asked
@@ -130,7 +130,7 @@ def translate_yaml_errors(source_name: str, remedy: str) -> Iterator[None]:
     """Turn errors of the YAML parser into a ValueError with one sentence."""
     try:
         yield
-    except RecursionError:  # kubectl prints such objects: Kubernetes stores thousands of levels
+    except RecursionError:  # valid YAML: Kubernetes stores objects with thousands of levels, and kubectl prints them
         raise ValueError(f"{source_name} is nested too deeply") from None
     except _YAML_ERRORS as error:  # its constructors let any Python error of an invalid date or tag through
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None

@@ -30,7 +30,7 @@ from rota.planner import Event, Plan
 from rota.timestamps import format_time
 
 MAX_QUEUED_EVENTS = 50  # that wait to be written; older ones are dropped: only users read them
-MAX_CONCURRENT_WRITES = 15  # concurrent status and Event writes, and Deployment writes: leaves capacity for assignments
+MAX_CONCURRENT_WRITES = 15  # of statuses and Events, and as many of Deployments: leaves capacity for assignments
 
 _log = logging.getLogger(__name__)
 

@@ -56,7 +56,8 @@ def with_sidecar(template: JsonObject, group: str, drain_timeout: float, part: S
     injected_template = _with_metadata(template, {GROUP_LABEL: group}, {IMAGE_ANNOTATION: image}) | {
         "spec": {
             **spec,
-            "initContainers": [*(spec.get("initContainers") or []), part.container],  # last: the app's do not wait
+            # Last, so that the app's init containers do not wait until the sidecar has started.
+            "initContainers": [*(spec.get("initContainers") or []), part.container],
             "containers": [_with_drain_hook(container, _drain_path(part)) for container in spec["containers"]],
             "volumes": [*(spec.get("volumes") or []), *part.volumes],
             **grace_period(spec, drain_timeout),

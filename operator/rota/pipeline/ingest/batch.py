@@ -5,9 +5,11 @@ A run takes these steps, in this order:
 1. The segments of the journal that the ledger (`lake/files`: a row for each ingested segment) lacks are stored as the
    plan of run N, with the journal's name. A repeated run takes exactly the segments of the plan. A table that already
    has rows of run N skips the run, so the rows of any other segment would be lost.
-2. The rows of each kind of record, then the rejected lines, then the ledger are appended, each with one commit that
+2. The segments are divided into shares, one for each task of Spark (a small run is one share, and needs no Spark),
+   whose rows are written to files.
+3. The rows of each kind of record, then the rejected lines, then the ledger are appended, each with one commit that
    names run N.
-3. A snapshot with the versions of these tables is published.
+4. A snapshot with the versions of these tables is published.
 
 A run that is killed is repeated by the next one; until then, readers use the previous snapshot. Two concurrent runs
 have the same number and the same plan. The first one to commit a table wins, and the other one skips the table.
@@ -123,7 +125,7 @@ class IngestRun:
     def _read_or_create_plan(self, number: int) -> RunPlan | None:
         plan = self._lake.runs.read(number)
         if plan is not None:
-            self._heads()
+            self._heads()  # raises ValueError if a table has lost commits
             return plan
         segments = tuple(limit_run(find_new_segments(self._journal, self._ingested, self._missing)))
         if not segments:
@@ -192,7 +194,7 @@ class IngestRun:
         return commits
 
     def _ingest_shares(self, plan: RunPlan) -> list[ShareResult]:
-        """Ingest the segments in this process if they are few, since Spark needs longer to start; else by its tasks."""
+        """Ingest the segments in this process if they are small, since Spark needs longer to start; else in tasks."""
         ingest = partial(ingest_share, journal_uri=self._journal.uri, lake_uri=self._lake.uri, label=_label(plan))
         size_bytes = sum(segment.size_bytes for segment in plan.segments)
         if size_bytes <= SMALL_RUN_BYTES:
@@ -230,6 +232,7 @@ class IngestRun:
         """Return whether a table may have some of the rows: times overlap with ingested ones, or a segment came back.
 
         Before a segment was found to be missing, an earlier attempt of the run may have appended its rows, of any time.
+        Rejected lines have no time, so they are always compared.
         """
         was_missing = pc.equal(self._ingested["etag"], MISSING_ETAG)
         missing_keys = set(self._ingested["key"].filter(was_missing).to_pylist())

@@ -46,7 +46,7 @@ class SegmentCounts(NamedTuple):
 
 @dataclass
 class KindRows:
-    """The rows of one kind that a share has written, and the times of the first and last record."""
+    """The rows of one kind that a share has written, and the times of the first and last one; None without times."""
 
     files: list[DataFile] = field(default_factory=list)
     short_digests: bytes = b""  # of each row, one after the other

@@ -1,4 +1,4 @@
-"""Cuts a history in two at a time, so that advice from the first half can be tested on the second.
+"""Cuts a history into two halves, so that advice from the first half can be tested on the second.
 
     first half:   begins ──────> cut      replayed under the recorded policies, this gives owners and lag at the cut
     second half:                 cut ──────> ends
@@ -23,7 +23,7 @@ MIN_HALF_STEPS = 12  # one hour, since advice from a shorter half, or tested on 
 
 
 class HistoryHalves(NamedTuple):
-    """A history up to a time, and from then on."""
+    """A history up to the time of a cut, and from then on."""
 
     first: GroupHistory
     second: GroupHistory

@@ -20,7 +20,8 @@ MAX_PAST_PROBLEMS = 10  # conditions of problems that are over; the oldest ones 
 # missing object may be created a moment later, by the same commit.
 STALL_SECONDS = 60.0
 DERIVED_CONDITIONS = {"Reconciling", "Stalled"}  # they repeat what Progressing and the problems' conditions report
-# Reasons of a progress that is active. Not BudgetSpent: the moves that are left may take hours.
+# Reasons of Progressing with which the group is also Reconciling. Not BudgetSpent, although its moves go on: they may
+# take hours.
 _RECONCILING_REASONS = {
     Reason.HANDOVER_IN_FLIGHT,
     Reason.MEMBERS_STILL_JOINING,
@@ -89,7 +90,10 @@ def first_of_each_reason(findings: Sequence[Finding]) -> Iterable[Finding]:
 
 
 def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> float:
-    """Return after how many seconds a present problem makes the group Stalled; 0 if none does, or it already is."""
+    """Return the seconds until the next problem has lasted for STALL_SECONDS; 0 if none is waited for.
+
+    From then on the group is Stalled or, with BrokerMetadataUnavailable, only not Reconciling any more.
+    """
     seconds_left = []
     for finding in filter(_is_reconciling_at_first, findings):
         seconds = _seconds_published(situation, finding)
@@ -189,11 +193,13 @@ def _reconciling(
 def _is_rolling_out(situation: Situation) -> bool:
     """Return whether the group's Deployment is being rolled out, or will be: a new template was not applied yet.
 
-    A new leader has applied nothing yet: what is published stays until it has.
+    An operator that has just become the leader has applied nothing yet. Until it has applied the Deployment of a spec
+    that is not new, Reconciling stays as it is published.
     """
     snapshot = situation.snapshot
     if snapshot.rolling_out is not None:
         return snapshot.rolling_out
+    # The status still has the metadata.generation of the previous plan.
     is_new_spec = snapshot.status.get("observedGeneration") != snapshot.observed_generation
     return is_new_spec or has_condition(snapshot.status, "Reconciling")
 

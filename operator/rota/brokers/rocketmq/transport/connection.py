@@ -1,7 +1,7 @@
 """Remoting connection to one address: multiplexes concurrent requests, each with its own timeout.
 
-A request that times out fails alone: the connection stays open, and other requests on it stay pending. When the
-connection breaks, all pending requests fail at once, because no response can arrive any more.
+A request that times out fails alone: other requests stay pending. The connection stays open until it is taken
+for dead (SILENT_SECONDS). Then all pending requests fail at once, because no response can arrive any more.
 """
 
 import asyncio
@@ -19,12 +19,13 @@ from rota.brokers.rocketmq.transport.frame_budget import MAX_UNRESERVED_BYTES, F
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameError, encode
 
-# If requests time out and no whole frame arrives for so long, the connection is closed. The second limit applies while
-# a frame is incomplete: a frame with a wrong length would swallow all later responses.
+# A request that times out closes the connection if no whole frame has arrived for so long, since that request was sent
+# or an earlier one that timed out. The second limit applies while a frame is incomplete: a frame with a wrong length
+# would swallow all later responses.
 SILENT_SECONDS = 30.0
 INCOMPLETE_FRAME_SECONDS = 10.0
 MAX_OPAQUE = 2**31 - 1  # the highest request number: Java's largest int
-# The kernel detects a vanished peer; a late response does not prove one, since a paused peer may resume.
+# The kernel detects that the peer has vanished. A late response does not prove that, since a paused peer may resume.
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 RequestHandler = Callable[[Frame], Frame | None]  # handles a request of the peer; None: no response
@@ -86,7 +87,8 @@ class Connection(asyncio.Protocol):
         self._read_flow = _ReadFlow()
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._last_opaque = 0
-        self._silent_since = inf  # start of the oldest request that timed out since the last frame
+        self._last_frame_at = -inf
+        self._unanswered_since = inf  # since the oldest request that timed out was sent, or since the last frame
         self._pending_close_reason = ""
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
@@ -116,10 +118,10 @@ class Connection(asyncio.Protocol):
             return
         _fail(response, UnreachableError(f"{self.address} did not respond within {seconds:g} s"))
         now = asyncio.get_running_loop().time()
-        self._silent_since = min(self._silent_since, now - seconds)
-        silent_for = now - self._silent_since
-        if silent_for >= (INCOMPLETE_FRAME_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
-            self.close(f"no complete frame arrived for {silent_for:.0f} s")
+        self._unanswered_since = min(self._unanswered_since, max(now - seconds, self._last_frame_at))
+        unanswered_for = now - self._unanswered_since
+        if unanswered_for >= (INCOMPLETE_FRAME_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
+            self.close(f"no complete frame arrived for {unanswered_for:.0f} s")
 
     def _write(self, frame: Frame) -> None:
         """Queue a frame; all frames of one event loop turn are written at once, since each write wakes the peer.
@@ -180,7 +182,8 @@ class Connection(asyncio.Protocol):
 
     def _on_frame(self, frame: Frame) -> None:
         self.has_received = True
-        self._silent_since = inf
+        self._last_frame_at = asyncio.get_running_loop().time()
+        self._unanswered_since = inf
         if self._read_flow.reservation:
             self._read_flow.release()
         if not frame.is_response:

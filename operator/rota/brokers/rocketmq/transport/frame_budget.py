@@ -20,7 +20,7 @@ from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES
 MAX_UNRESERVED_BYTES = 2**16
 BUDGET_BYTES = 4 * MAX_FRAME_BYTES
 HOLD_SECONDS = 5.0  # from the grant of a reservation until the frame must be complete
-WAIT_SECONDS = 10.0  # for a reservation; callers wait no longer for a response
+WAIT_SECONDS = 10.0  # for a reservation; callers wait about as long for a response, or less
 DISTRUST_SECONDS = 300.0
 MAX_WAITING_FRAMES = 64  # connections; each buffers what it read before the pause: 256 KiB, with TLS twice as much
 

@@ -1,4 +1,4 @@
-"""Message decoder: from the bytes that brokers store and send to messages, without I/O.
+"""Decoder of messages, from the bytes that brokers store and send; without I/O.
 
 A pull response's body is a sequence of messages, each with its own length. Two layouts differ in the maximum length of
 topic names; addresses have 4 or 16 bytes; bodies may be compressed in four ways; a message may be a batch of others.
@@ -65,7 +65,7 @@ class _MessageReader:
         self.refused_offset: int | None = None
 
     def admit_message(self, message: Message) -> None:
-        """Keep a message if it is admitted; skip it before the requested offset, which may be in a batch."""
+        """Keep a message if it is admitted; skip those before the requested offset, which may be within a batch."""
         if message.offset < self.start_offset:
             return
         if self.admission.admit(message.memory_bytes):
@@ -216,8 +216,8 @@ class _BatchProperties(NamedTuple):
 def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) -> Iterator[Message]:
     """Yield the messages of a batch from an offset on, with their own properties and those of the batch.
 
-    The batch's properties are in memory once, but as long as any of its messages is. They count for each message,
-    because each one is passed on together with them.
+    The messages of a batch share one copy of its properties, which stays in memory as long as any of them does. Each
+    message counts the whole copy all the same, because each is delivered to the app with all of these properties.
     """
     data = batch.body
     shared = batch.reconsume_times, batch.born_ms, batch.stored_ms, batch.commit_log_offset

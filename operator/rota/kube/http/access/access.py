@@ -10,9 +10,17 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from rota.kube.http.access import rights
 from rota.kube.http.access.reviews import ReviewError
-from rota.kube.http.access.rights import AUTHENTICATED, READ_ALL_GROUPS, READ_METRICS, Right, User, read_groups
+from rota.kube.http.access.rights import (
+    AUTHENTICATED,
+    READ_ALL_GROUPS,
+    READ_METRICS,
+    Right,
+    User,
+    impersonated_user,
+    right_to_read_groups,
+    rights_to_impersonate,
+)
 from rota.model import single_line
 from rota.spec.names import is_dns_label
 
@@ -63,7 +71,7 @@ class ClusterUser:
         """Whether the user may read the groups of a namespace."""
         if not is_dns_label(namespace):  # no namespace has such a name
             return False
-        return await self.may_read_all() or await self._reviews.allows(self._user, read_groups(namespace))
+        return await self.may_read_all() or await self._reviews.allows(self._user, right_to_read_groups(namespace))
 
 
 GroupViewer = UnrestrictedViewer | ClusterUser  # the rights of a request's user to read groups
@@ -88,7 +96,7 @@ def is_by_token(request: web.Request) -> bool:
 async def check_may_read(request: web.Request, namespace: str) -> None:
     """Raise HTTPForbidden if the user of a request may not read the groups of a namespace."""
     if not await viewer_of(request).may_read(namespace):
-        sentence = f"You may not {single_line(str(read_groups(namespace)), 200)}; ask for that right"
+        sentence = f"You may not {single_line(str(right_to_read_groups(namespace)), 200)}; ask for that right"
         raise http_error(web.HTTPForbidden, sentence)
 
 
@@ -129,10 +137,10 @@ class PageAccess:
         if headers - _SUPPORTED_HEADERS or not are_names_valid or len(groups) > MAX_IMPERSONATED_GROUPS:
             sentence = "Impersonation takes one Impersonate-User and up to 32 Impersonate-Group headers, no others"
             raise http_error(web.HTTPBadRequest, sentence)
-        for right in rights.impersonate(name, groups):
+        for right in rights_to_impersonate(name, groups):
             if not await self._reviews.allows(user, right):
                 raise _forbidden(user, right)
-        return rights.impersonated(name, groups)
+        return impersonated_user(name, groups)
 
     async def _authenticated_user(self, request: web.Request) -> User:
         """Return the user of the request's token or client certificate; refuse the request without a valid one."""

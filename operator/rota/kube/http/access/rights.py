@@ -1,4 +1,4 @@
-"""Users, and the rights that their requests need, as plain values without I/O."""
+"""Users, the rights that their requests need, and a cache for the results of reviews; without I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -46,13 +46,13 @@ READ_METRICS = Right("get", path="/metrics")
 READ_ALL_GROUPS = Right("get", GROUPS, "rota.dev")
 
 
-def read_groups(namespace: str) -> Right:
+def right_to_read_groups(namespace: str) -> Right:
     """Return the right to read the groups of a namespace."""
     return READ_ALL_GROUPS._replace(namespace=namespace)
 
 
-def impersonate(user: str, groups: Iterable[str]) -> list[Right]:
-    """Return the rights that the API server requires for this impersonation."""
+def rights_to_impersonate(user: str, groups: Iterable[str]) -> list[Right]:
+    """Return the rights that the API server requires of a client that impersonates a user with these groups."""
     account = service_account_of(user)
     if account:
         namespace, name = account
@@ -69,8 +69,8 @@ def service_account_of(user: str) -> tuple[str, str] | None:
     return (namespace, name) if is_account else None
 
 
-def impersonated(user: str, groups: Sequence[str]) -> User:
-    """Return the impersonated user, with the groups that the API server adds to every user."""
+def impersonated_user(user: str, groups: Sequence[str]) -> User:
+    """Return the impersonated user with these groups, and those that the API server adds to them."""
     account = service_account_of(user)
     implied = ["system:unauthenticated" if user == ANONYMOUS else AUTHENTICATED]
     if account and not groups:
@@ -107,7 +107,8 @@ class ExpiringCache(Generic[K, V]):
     def put(self, key: K, value: V, now: float) -> None:
         """Store a value, and drop expired entries."""
         self._entries.pop(key, None)
-        self._entries[key] = (value, now + self._seconds)  # last and not expired: with a limit of 1 or more, it stays
+        self._entries[key] = (value, now + self._seconds)
+        # Ends at this entry at the latest: it is the last one, has not expired, and the limit is at least 1.
         while len(self._entries) > self._limit or self._oldest_expires() <= now:
             del self._entries[next(iter(self._entries))]
 

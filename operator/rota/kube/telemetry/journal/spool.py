@@ -38,7 +38,7 @@ class Spool:
     def __init__(
         self, root: Path, process: SegmentName, max_bytes: int, on_dropped: Callable[[LostRecords], None]
     ) -> None:
-        """Use the folder `root`; `process` has the parts of segments' names that are of this process."""
+        """Use the folder `root`. Only pod, uid and start of `process` are used: they identify this process."""
         self.root = root
         self.size_bytes = 0  # of all segments; read without the lock, which a slow disk may hold
         self.changed = threading.Condition()  # also the lock of the fields below; notified when a segment is closed

@@ -29,7 +29,7 @@ class SpoolFolders:
     """The folders that this process has locked: its own one, and adopted ones."""
 
     def __init__(self, root: Path, process: SegmentName) -> None:
-        """Begin without folders; `process` has the parts of segments' names that are of this process."""
+        """Start without folders. Only pod, uid and start of `process` are used: they identify this process."""
         self.root = root
         self.process = process
         self._has_created = False
@@ -59,7 +59,7 @@ class SpoolFolders:
 
     def _is_own_locked(self) -> bool:
         """Whether this process has its folder; false if its lock was deleted, so that others may adopt it."""
-        if not self._has_created:  # an adopted folder may have the name of this process
+        if not self._has_created:  # an adopted folder may have the same name, from an earlier process
             return False
         try:
             return os.fstat(self._locks[spool_folder(self.process)]).st_nlink > 0

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from rota.kube.http import broadcaster, schema, site
 from rota.kube.http.access.access import MayRead, PageAccess
 from rota.kube.http.access.reviews import ReviewError
-from rota.kube.http.access.rights import READ_ALL_GROUPS, READ_METRICS, Right, User, read_groups
+from rota.kube.http.access.rights import READ_ALL_GROUPS, READ_METRICS, Right, User, right_to_read_groups
 
 LEADS = schema.OperatorInfo("rota-0", "0.1.0", leads=True)
 GROUPS = [("billing", "invoices"), ("shop", "orders")]
@@ -20,8 +20,8 @@ IMPERSONATE_BOB = Right("impersonate", "users", name="bob")
 RIGHTS = MappingProxyType(
     {
         "admin": {READ_ALL_GROUPS, READ_METRICS, IMPERSONATE_BOB},
-        "alice": {read_groups("shop")},
-        "bob": {read_groups("billing")},
+        "alice": {right_to_read_groups("shop")},
+        "bob": {right_to_read_groups("billing")},
     }
 )
 PATHS = ["/", "/web/page.js", "/metrics", "/v1/groups", "/v1/groups/shop/orders", "/v1/groups/shop/orders/why"]

@@ -9,7 +9,7 @@ import pytest
 from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.http.access import reviews
 from rota.kube.http.access.reviews import NO_RIGHTS_MESSAGE, Reviewer, ReviewError
-from rota.kube.http.access.rights import READ_METRICS, User, read_groups
+from rota.kube.http.access.rights import READ_METRICS, User, right_to_read_groups
 
 ALICE = User("alice")
 
@@ -77,7 +77,7 @@ async def test_api_reviews_of_unknown_tokens_delay_no_reviews_of_rights(
         asyncio.gather(*flood[reviews.MAX_CONCURRENT_REVIEWS :], return_exceptions=True), 20
     )
     assert {str(result) for result in results} == {"Too many users are being checked; retry"}
-    assert await reviewer.allows(ALICE, read_groups("shop"))
+    assert await reviewer.allows(ALICE, right_to_read_groups("shop"))
     api.may_answer.set()
     await asyncio.gather(*flood, return_exceptions=True)
 

@@ -9,10 +9,10 @@ from rota.kube.http.access.rights import (
     ExpiringCache,
     Right,
     User,
-    impersonate,
-    impersonated,
-    read_groups,
+    impersonated_user,
     review_of,
+    right_to_read_groups,
+    rights_to_impersonate,
 )
 
 ACCOUNT = "system:serviceaccount:shop:viewer"
@@ -20,7 +20,7 @@ ACCOUNT = "system:serviceaccount:shop:viewer"
 
 def test_rbac_review_names_the_user_and_the_group_resource_of_one_namespace() -> None:
     user = User("alice", ("shop", "system:authenticated"), "7", (("scopes", ("read",)),))
-    assert review_of(user, read_groups("shop")) == {
+    assert review_of(user, right_to_read_groups("shop")) == {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SubjectAccessReview",
         "spec": {
@@ -45,27 +45,28 @@ def test_rbac_review_of_metrics_names_their_path() -> None:
 
 
 def test_rbac_right_is_worded_as_arguments_of_kubectl_auth_can_i() -> None:
-    assert str(read_groups("shop")) == "get consumergroups.rota.dev in namespace shop"
+    assert str(right_to_read_groups("shop")) == "get consumergroups.rota.dev in namespace shop"
     assert str(READ_ALL_GROUPS) == "get consumergroups.rota.dev"
     assert str(READ_METRICS) == "get /metrics"
     assert str(Right("impersonate", "users", name="bob")) == "impersonate users/bob"
 
 
 def test_rbac_impersonation_needs_a_right_to_the_user_and_to_each_group() -> None:
-    assert impersonate("bob", ["ops"]) == [
+    assert rights_to_impersonate("bob", ["ops"]) == [
         Right("impersonate", "users", name="bob"),
         Right("impersonate", "groups", name="ops"),
     ]
-    assert impersonate(ACCOUNT, []) == [Right("impersonate", "serviceaccounts", namespace="shop", name="viewer")]
+    of_account = Right("impersonate", "serviceaccounts", namespace="shop", name="viewer")
+    assert rights_to_impersonate(ACCOUNT, []) == [of_account]
 
 
 def test_rbac_impersonated_user_has_the_groups_that_the_api_server_adds() -> None:
-    assert impersonated("bob", ["ops", "ops"]) == User("bob", ("ops", "system:authenticated"))
-    assert impersonated("system:anonymous", []) == User("system:anonymous", ("system:unauthenticated",))
+    assert impersonated_user("bob", ["ops", "ops"]) == User("bob", ("ops", "system:authenticated"))
+    assert impersonated_user("system:anonymous", []) == User("system:anonymous", ("system:unauthenticated",))
     invalid_account = "system:serviceaccount:shop:a:b"
-    assert impersonate(invalid_account, []) == [Right("impersonate", "users", name=invalid_account)]
+    assert rights_to_impersonate(invalid_account, []) == [Right("impersonate", "users", name=invalid_account)]
     account_groups = ("system:serviceaccounts", "system:serviceaccounts:shop", "system:authenticated")
-    assert impersonated(ACCOUNT, []) == User(ACCOUNT, account_groups)
+    assert impersonated_user(ACCOUNT, []) == User(ACCOUNT, account_groups)
 
 
 def test_rbac_user_of_a_certificate_is_its_common_name_with_its_organizations() -> None:

@@ -43,7 +43,7 @@ def open_session(command: str, lakes: Collection[str], source_bytes: int | None)
 
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
-    if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - which takes strings
+    if shutil.which("java", path=os.path.join(home, "bin") if home else None):  # noqa: PTH118 - `which` takes a str
         return
     if home:
         raise ValueError(f"Spark needs Java, but JAVA_HOME ({home}) has none: correct it, or unset it")
