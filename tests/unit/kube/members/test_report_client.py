@@ -143,7 +143,7 @@ async def test_signature_by_another_key_proves_nothing_and_drains_no_member(fold
         assert not member.final
 
 
-async def test_signed_report_that_cannot_be_decoded_does_not_prove_that_a_deleted_pod_terminated(
+async def test_report_that_is_signed_and_cannot_be_decoded_does_not_prove_that_a_deleted_pod_terminated(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sidecar of a later version may send one."""
