@@ -96,8 +96,11 @@ def write_file(rows: pa.Table, values: PartitionValues, target: FileTarget) -> D
 
 
 def read_file(store: ObjectStore, table: str, file: DataFile, columns: list[str] | None = None) -> pa.Table:
-    """Return the rows of a file, without the partition columns."""
-    return pq.ParquetFile(pa.BufferReader(store.read(f"{table}/{file.path}"))).read(columns)
+    """Return the rows of a file, without the partition columns.
+
+    It is read without threads: those of a read that fails may abort the process while Python ends.
+    """
+    return pq.ParquetFile(pa.BufferReader(store.read(f"{table}/{file.path}"))).read(columns, use_threads=False)
 
 
 def count_rows(files: Iterable[DataFile]) -> int:
