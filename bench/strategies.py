@@ -12,7 +12,7 @@ from bench import peers
 from bench.measure import Row, Sample, timed
 from rota.documents import Assignment, Share, encode_assignment
 from rota.model import NO_OWNER, Queue, Roster
-from rota.strategies import REFERENCE_NAMES, prepared
+from rota.strategies import REFERENCE_NAMES, allocate, prepared
 
 MEMBERS = list(map("orders-7d9f-{:05d}".format, range(10_000)))
 ROOMS = ["room0", "room1", "room2"]
@@ -101,6 +101,9 @@ def _measure_overhead(roster: Roster) -> Iterator[Row]:
     """Time the steps before and after a strategy, from queues and members to the document; no peer has them."""
     size = f"{len(roster.members):,} members, {len(roster.queues):,} queues"
     yield Row(f"on top: Roster.of, {size}", timed(partial(Roster.of, QUEUES, MEMBERS)))
+    plain = [(topic, broker, number) for topic, broker, number in QUEUES]
+    whole = timed(partial(allocate, "Averagely", plain, MEMBERS))
+    yield Row(f"`allocate` from plain tuples to lists of queues, Averagely, {size}", whole, target="≤ 80 ms")
     chance = random.Random(7)
     uids = [str(uuid.UUID(int=chance.getrandbits(128))) for _ in roster.members]
     for name in ("Averagely", "Sticky"):

@@ -2,16 +2,23 @@
 
 # ruff: noqa: TRY004 - a user's mistake is a ValueError, also for a wrong type
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 from rota.model import Queue
 
+# `Queue._make` without its check of the length, in a third of the time.
+_new_queue: Callable[[Iterable[Any]], Queue] = partial(tuple.__new__, Queue)
+
 
 def check_queues(label: str, value: object) -> list[Queue]:
     """Return a list of queues, each of them input as (topic, broker, id)."""
-    return list(map(_queue, _check_list(label, value, "queues")))
+    listed = _check_list(label, value, "queues")
+    if _are_plain_queues(listed):
+        return list(map(_new_queue, listed))
+    return list(map(_queue, listed))
 
 
 def check_names(label: str, value: object) -> list[str]:
@@ -52,6 +59,19 @@ def _check_list(label: str, value: object, noun: str) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ValueError(f"{label} must be a list of {noun}, not {value!r}")
     return list(value)
+
+
+def _are_plain_queues(values: list[Any]) -> bool:
+    """Whether all are valid and of the usual types: checked column by column, which takes a fifth of the time."""
+    if (
+        not values
+        or not set(map(type, values)) <= {tuple, list, Queue}
+        or set(map(len, values)) != {len(Queue._fields)}
+    ):
+        return False
+    ids = [number for _, _, number in values]
+    are_names_texts = {type(topic) for topic, _, _ in values} | {type(broker) for _, broker, _ in values} == {str}
+    return are_names_texts and set(map(type, ids)) == {int} and min(ids) >= 0
 
 
 def _queue(value: object) -> Queue:

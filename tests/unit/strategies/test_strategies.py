@@ -102,6 +102,8 @@ def test_by_config_queues_option_gives_every_member_the_same_list() -> None:
         ("Averagely", [(None, "b", 0)], ["a"], {}, ".* is not a queue"),
         ("Averagely", [("t", 5, 0)], ["a"], {}, ".* is not a queue"),
         ("Averagely", [("t", "b", True)], ["a"], {}, ".* is not a queue"),
+        ("Averagely", [*ORDERS, ("orders", "b", -1)], ["a"], {}, r"\('orders', 'b', -1\) is not a queue"),
+        ("Averagely", [*ORDERS, ("orders", "b", 0, 0)], ["a"], {}, r"\('orders', 'b', 0, 0\) is not a queue"),
         ("Averagely", 5, ["a"], {}, "The list of queues must be a list of queues, not 5"),
         ("Averagely", ORDERS, "abc", {}, "The list of members must be a list of names, not 'abc'"),
         ("Averagely", ORDERS, 3, {}, "The list of members must be a list of names, not 3"),
@@ -175,6 +177,19 @@ def test_strategy_rejects_invalid_input_with_a_sentence(
 def test_strategy_rejects_invalid_current_owners_with_a_sentence(current: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         allocate("Averagely", ORDERS, ["a"], current=current)
+
+
+def test_strategy_accepts_queues_of_any_usual_kind() -> None:
+    class Name(str):
+        __slots__ = ()
+
+    expected = allocate("Averagely", ORDERS, ["a", "b"])
+    lists = [[topic, broker, number] for topic, broker, number in ORDERS]
+    ids_of_numpy = [(topic, broker, np.int32(number)) for topic, broker, number in ORDERS]
+    subclassed = [(Name(topic), broker, number) for topic, broker, number in ORDERS]
+    kinds: tuple[Any, ...] = (lists, ids_of_numpy, subclassed, [*map(Queue._make, ORDERS)], iter(ORDERS))
+    for queues in kinds:
+        assert allocate("Averagely", queues, ["a", "b"]) == expected
 
 
 def test_strategy_accepts_none_as_current_owner_and_1000_virtual_nodes() -> None:
