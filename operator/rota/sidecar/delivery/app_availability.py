@@ -10,9 +10,11 @@ from rota.deliveries import DeliveryOutcome
 from rota.model import Reason
 from rota.sidecar.delivery.settlement import DeliveryHost
 
-# The first and the longest pause between two tries, in seconds; the pause doubles.
+_AWAY_DIVISOR = 8
+# The shortest and the longest pause between two tries, in seconds. In between, it is an eighth of the time for which
+# the app has been away: an app that restarts in a second is found within 0.1 s, one that stays away is tried rarely.
 _PAUSES_SECONDS = {
-    DeliveryOutcome.REFUSED: (0.1, 1.0),
+    DeliveryOutcome.REFUSED: (0.05, 1.0),
     DeliveryOutcome.NOT_FOUND: (1.0, 10.0),  # a user must correct the path, and each try is a request to the app
 }
 
@@ -26,7 +28,7 @@ class AppAvailability:
         self._host = host
         self._on_try_due = on_try_due
         self._last_response_at = 0.0
-        self._pause_seconds = 0.0
+        self._away_since = 0.0
         self._retry_at = 0.0  # no delivery is tried before this while the app is away
 
     def is_try_due(self, now: float) -> bool:
@@ -47,16 +49,16 @@ class AppAvailability:
         pauses = _PAUSES_SECONDS.get(outcome)
         if pauses is None:
             self.is_away = False
-            self._pause_seconds = 0.0
             return
         if not self.is_away:
             self.is_away = True
+            self._away_since = now
             self._retry_at = 0.0
         if now >= self._retry_at:  # deliveries that fail together count once
-            first, longest = pauses
-            self._pause_seconds = min(max(first, 2 * self._pause_seconds), longest)
-            self._retry_at = now + self._pause_seconds
-            asyncio.get_running_loop().call_later(self._pause_seconds, self._on_try_due)
+            shortest, longest = pauses
+            pause_seconds = min(max(shortest, (now - self._away_since) / _AWAY_DIVISOR), longest)
+            self._retry_at = now + pause_seconds
+            asyncio.get_running_loop().call_later(pause_seconds, self._on_try_due)
 
     def _report_problem(self, outcome: DeliveryOutcome) -> None:
         """Report the problem that an outcome shows, and clear the others."""
