@@ -1,4 +1,4 @@
-"""The pipeline over a synthetic fleet, compared with DuckDB and pandas, which compute a part of the rollup.
+"""The pipeline over a synthetic fleet, compared with DuckDB and polars, which compute a part of the rollup.
 
 `ROTA_BENCH_GROUPS` (100) is the number of groups, for one day; a group writes some 2,000 records a day. Each figure
 includes the start of Spark, as it does for a user of the command.
@@ -28,7 +28,7 @@ def rows() -> Iterator[Row]:
         yield Row("ingest", _timed(*ROTA, "ingest", lake))
         ours = _timed(*ROTA, "rollup", lake)
         yield Row("rollup of the lake, peer: DuckDB's part of it", ours, _timed(*PEERS, "duckdb", lake))
-        yield Row("rollup of the lake, peer: pandas' part of it", ours, _timed(*PEERS, "pandas", lake))
+        yield Row("rollup of the lake, peer: polars' part of it", ours, _timed(*PEERS, "polars", lake))
         played = ["simulate", lake, "--policies", _policies(Path(folder))]
         one_core, two_cores = (_timed(*ROTA, *played, cores=cores) for cores in (1, 2))
         yield Row(f"simulation of {len(STRATEGIES)} policies on 2 cores, peer: on 1", two_cores, one_core)

@@ -1,14 +1,11 @@
-"""A part of the pipeline's rollup in DuckDB and in pandas: `python -m bench.rollups duckdb|pandas LAKE`.
+"""A part of the pipeline's rollup in DuckDB and in polars: `python -m bench.rollups duckdb|polars LAKE`.
 
 Both compute from the same files, by group and hour: the number, moves and durations of rebalances, and percentiles of
 the lag. They leave out the other parts of a rollup, such as ownership over time and lag states.
 """
 
 import sys
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 # ruff: noqa: PLC0415 - each peer loads only its own library
 
@@ -40,34 +37,31 @@ def by_duckdb(lake: str) -> tuple[Any, ...]:
     return totals
 
 
-def by_pandas(lake: str) -> tuple[Any, ...]:
-    """Compute the rollup in pandas, which reads both tables completely into memory."""
-    import pandas as pd
+def by_polars(lake: str) -> tuple[Any, ...]:
+    """Compute the rollup in polars, lazily and streaming."""
+    import polars as pl
 
-    def read(kind: str, *columns: str) -> Any:
-        table = pd.read_parquet(Path(lake) / "lake" / kind, columns=["group", "at", *columns])
-        return table.assign(hour=table["at"].dt.floor("h"))
+    def scan(kind: str) -> pl.LazyFrame:
+        rows = pl.scan_parquet(f"{lake}/lake/{kind}/**/*.parquet")
+        return rows.with_columns(pl.col("at").dt.truncate("1h").alias("hour"))
 
-    keys = ["group", "hour"]
-    by_hour = read("rebalance", "moved", "seconds").groupby(keys)
-    rebalances = by_hour.agg(rebalances=("moved", "size"), moved=("moved", "sum"))
-    rebalances[["p50", "p99"]] = by_hour["seconds"].quantile([0.5, 0.99]).unstack()  # noqa: PD010 - a Series has no other
-    samples = read("offsets", "topics")
-    lags = samples.assign(lag=samples["topics"].map(_lag)).groupby(keys)["lag"]
-    lag_stats = lags.quantile([0.5, 0.99]).unstack()  # noqa: PD010
-    lag_stats["lag_max"] = lags.max()
-    whole = lag_stats.join(rebalances, how="outer")
-    return len(whole), int(whole["rebalances"].sum()), int(whole["lag_max"].sum())
-
-
-def _lag(topics: Any) -> int:
-    return sum(
-        int(np.nansum(np.maximum(np.asarray(columns["last"]) - np.asarray(columns["committed"]), 0)))
-        for topic, brokers in topics
-        if not topic.startswith("%RETRY%")
-        for _, columns in brokers
+    seconds = [pl.col("seconds").quantile(share, "linear").alias(f"p{share}") for share in (0.5, 0.99)]
+    rebalances = (
+        scan("rebalance").group_by("group", "hour").agg(pl.len().alias("rebalances"), pl.sum("moved"), *seconds)
     )
+    keys = ("group", "at", "hour")
+    topics = scan("offsets").select(*keys, pl.col("topics").map.entries()).explode("topics").unnest("topics")
+    brokers = topics.filter(~pl.col("key").str.starts_with("%RETRY%")).select(*keys, pl.col("value").map.values())
+    queues = brokers.explode("value").unnest("value")
+    behind = (pl.col("last") - pl.col("committed")).clip(lower_bound=0)
+    queues = queues.select(*keys, "last", "committed").explode("last", "committed")
+    samples = queues.group_by(keys).agg(behind.sum().alias("lag"))
+    quantiles = [pl.col("lag").quantile(share, "linear").alias(f"lag{share}") for share in (0.5, 0.99)]
+    lags = samples.group_by("group", "hour").agg(*quantiles, pl.max("lag").alias("lag_max"))
+    whole = lags.join(rebalances, on=["group", "hour"], how="full")
+    totals = whole.select(pl.len(), pl.sum("rebalances"), pl.sum("lag_max")).collect(engine="streaming")
+    return totals.row(0)
 
 
 if __name__ == "__main__":
-    print(*{"duckdb": by_duckdb, "pandas": by_pandas}[sys.argv[1]](sys.argv[2]))
+    print(*{"duckdb": by_duckdb, "polars": by_polars}[sys.argv[1]](sys.argv[2]))
