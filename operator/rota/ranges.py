@@ -4,7 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from typing import TypeVar
 
@@ -59,10 +59,18 @@ class RangedQueues(AbstractSet[Queue]):
 
 def to_ranges(queues: Iterable[Queue]) -> RangesByTopic:
     """Write queues as ranges; `from_ranges` reads them back."""
+    ids_by_topic: dict[str, dict[str, list[int]]] = {}
+    for topic, broker, number in sorted(queues):
+        ids_by_topic.setdefault(topic, {}).setdefault(broker, []).append(number)
     ranged: RangesByTopic = {}
-    for (topic, broker), run in groupby(sorted(queues), key=lambda queue: (queue.topic, queue.broker)):
-        ranged.setdefault(topic, {})[broker] = ",".join(_format_ranges([queue.id for queue in run]))
+    for topic, brokers in ids_by_topic.items():
+        ranged[topic] = {broker: _format_ids(ids) for broker, ids in brokers.items()}
     return ranged
+
+
+def _format_ids(ids: list[int]) -> str:
+    """Write ascending ids as `0-3,7`; a single id, the usual case of many members, as itself."""
+    return str(ids[0]) if len(ids) == 1 else ",".join(_format_ranges(ids))
 
 
 def _format_ranges(ids: list[int]) -> Iterable[str]:

@@ -6,6 +6,7 @@ import json
 import sys
 import tracemalloc
 from dataclasses import replace
+from itertools import chain, pairwise, starmap
 
 import msgspec
 import pytest
@@ -57,8 +58,12 @@ def test_document_queue_ids_that_are_adjacent_become_a_range() -> None:
 
 
 @given(st.sets(st.tuples(st.sampled_from("xy"), st.sampled_from("ab"), st.integers(0, 40))))
-def test_document_queue_ranges_round_trip(queues: set[tuple[str, str, int]]) -> None:
-    assert from_ranges(to_ranges(Queue(*queue) for queue in queues)) == sorted(queues)
+def test_document_queue_ranges_round_trip_and_never_touch(queues: set[tuple[str, str, int]]) -> None:
+    ranged = to_ranges(starmap(Queue, queues))
+    assert from_ranges(ranged) == sorted(queues)
+    for ids in chain.from_iterable(brokers.values() for brokers in ranged.values()):
+        spans = [(int(span.partition("-")[0]), int(span.rpartition("-")[2])) for span in ids.split(",")]
+        assert all(following[0] > last + 1 for (_, last), following in pairwise(spans))
 
 
 @pytest.mark.parametrize("ranges", ["", "x", "3-1", "1,,2", "-1", "0-", "1-2-3", "9999999999"])
@@ -129,6 +134,33 @@ def test_assignment_fields_of_later_versions_are_kept() -> None:
     del body["sum"]
     body["sum"] = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     assert json.loads(plain_text(decode_assignment(json.dumps(body)))) == body
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)  # also quotes, controls and beyond U+FFFF
+UNKNOWN_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXTS, values, max_size=3),
+)
+
+
+@given(
+    shares=st.dictionaries(TEXTS, st.tuples(TEXTS, st.sets(st.tuples(TEXTS, TEXTS, st.integers(0, 9)))), max_size=4),
+    extra=st.dictionaries(TEXTS.map("later".__add__), UNKNOWN_VALUES, max_size=3),
+)
+def test_assignment_text_is_canonical_json_whatever_its_names_and_later_fields(
+    shares: dict[str, tuple[str, set[tuple[str, str, int]]]], extra: dict[str, object]
+) -> None:
+    members = {name: Share(uid, tuple(sorted(starmap(Queue, queues)))) for name, (uid, queues) in shares.items()}
+    text = plain_text(replace(EXAMPLE, members=members, releasing={}, forced={}, extra=extra))
+    body = json.loads(text)
+    assert text == json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert body["members"] == {
+        name: {"uid": uid, "queues": to_ranges(starmap(Queue, queues))} for name, (uid, queues) in shares.items()
+    }
+    assert {name: body[name] for name in extra} == extra
+    del body["sum"]
+    text_to_sum = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert json.loads(text)["sum"] == hashlib.sha256(text_to_sum.encode()).hexdigest()
 
 
 def test_assignment_text_does_not_depend_on_the_order_of_members() -> None:
