@@ -32,7 +32,7 @@ def pods_behind(
         required_generation = max(revoked_in.get(pod.holder, 0), document.barrier, after_restart)
         if pod.generation < required_generation or has_other_settings(pod, settings):
             return True
-        return pod.held_queues != frozenset(incarnations.assigned_queues(document, pod))
+        return not pod.consumes_exactly(incarnations.assigned_queues(document, pod))
 
     return list(filter(is_behind, pods))
 

@@ -1,7 +1,7 @@
 """Input and output of the planner: the snapshot of a group, and the plan for it."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from rota.documents import ASSIGNMENT_SCHEMA, Assignment
 from rota.handover import HolderEvidence
 from rota.model import Finding, Holder, Poke, Queue, Reason
-from rota.ranges import RangedQueues
+from rota.ranges import RangedQueues, to_ranges
 from rota.reports import Report
 from rota.spec import GroupSpec, PolicySpec
 
@@ -100,6 +100,12 @@ class PodSnapshot:
     def held_queues(self) -> AbstractSet[Queue]:
         """The queues that the member reports to consume."""
         return self.decoded_report.held_queues if self.decoded_report else frozenset()
+
+    def consumes_exactly(self, queues: Collection[Queue]) -> bool:
+        """Whether the member consumes these queues and no others, by its last report."""
+        if self.report and self.report.held == to_ranges(queues):  # usual; a report with other ranges is parsed
+            return True
+        return self.held_queues == frozenset(queues)
 
     @property
     def active_queues(self) -> AbstractSet[Queue]:

@@ -2,6 +2,10 @@
 
 from dataclasses import replace
 
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
 from builders import a_pod, a_report, a_snapshot
 from rota.handover import HolderEvidence
 from rota.model import Queue
@@ -23,6 +27,26 @@ def test_report_names_active_queues_that_are_consumed_or_drained() -> None:
     assert (set(draining.held_queues), set(draining.active_queues)) == ({*Q[:2]}, {Q[0], Q[1], Q[4]})
     consuming = DecodedReport(a_report("m1", 5, Q[:2]))
     assert consuming.active_queues is consuming.held_queues, "parsed once"
+
+
+IDS = st.sets(st.integers(0, 5))
+
+
+@given(held=IDS, assigned=IDS, is_shuffled=st.booleans())
+def test_report_consumes_exactly_the_queues_that_it_names_however_it_spells_them(
+    held: set[int], assigned: set[int], *, is_shuffled: bool
+) -> None:
+    report = a_report("m1", 5, [Q[number] for number in held])
+    if is_shuffled:  # as no sidecar writes it
+        ids = ",".join(map(str, sorted(held, reverse=True)))
+        report = msgspec.structs.replace(report, held={"orders": {"a": ids} if ids else {}, "empty": {}})
+    queues = tuple(Q[number] for number in sorted(assigned))
+    assert a_pod("m1", report).consumes_exactly(queues) is (held == assigned)
+
+
+def test_report_that_is_missing_consumes_exactly_no_queue() -> None:
+    assert a_pod("m1").consumes_exactly(())
+    assert not a_pod("m1").consumes_exactly(Q[:1])
 
 
 def test_membership_of_a_pod_that_has_not_started_counts_no_silence() -> None:

@@ -107,6 +107,8 @@ def awaits_earlier_process(document: Assignment, pod: PodSnapshot) -> bool:
 
 def has_restarted(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the document gives queues to an earlier process than the one that reported last."""
+    if pod.incarnation <= 1:  # its first process, or one without a number: no share names an earlier one
+        return False
     share = _share_of(document, pod)
     return bool(share.queues) and pod.is_successor_of(share.incarnation)
 
