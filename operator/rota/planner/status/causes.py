@@ -57,8 +57,10 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
 def _cause_by_leavers(situation: Situation) -> Finding | None:
     """Return the cause if holders of queues do not count any more; its reason is the first of _REASON_OF_LEAVER."""
     names: dict[MemberState | None, list[str]] = {}
+    ended_uids = situation.snapshot.ended_uids
     for holder in sorted(situation.document.queue_holders):
-        names.setdefault(_holder_state(situation, holder), []).append(holder.name)
+        state = MemberState.ENDED if holder.uid in ended_uids else _holder_state(situation, holder)
+        names.setdefault(state, []).append(holder.name)
     findings = []
     for state, reason in _REASON_OF_LEAVER.items():
         leavers = names.get(state)
@@ -68,14 +70,13 @@ def _cause_by_leavers(situation: Situation) -> Finding | None:
 
 
 def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
-    """Return the member state of a holder; None if the group has no such pod, and its end is not known."""
-    if situation.proofs.evidence_of(holder).ended:
-        return MemberState.ENDED
+    """Return the member state of a holder whose end is not known; None if the group has no such pod."""
     pod = situation.pods.get(holder.name)
     if pod is None or pod.uid != holder.uid:
         return None
-    has_restarted = situation.member_states[pod.name].is_counted and incarnations.has_restarted(situation.document, pod)
-    return MemberState.RESTARTING if has_restarted else situation.member_states[pod.name]
+    state = situation.member_states[pod.name]
+    has_restarted = state.is_counted and incarnations.has_restarted(situation.document, pod)
+    return MemberState.RESTARTING if has_restarted else state
 
 
 def _cause_by_unmanaged(situation: Situation) -> Finding | None:
@@ -91,9 +92,11 @@ def _cause_by_unmanaged(situation: Situation) -> Finding | None:
 def _cause_by_queues(situation: Situation) -> Finding | None:
     """Return the cause if queues came or went; QueuesAdded and QueuesRemoved if no subscribed topic is new or lost."""
     subscribed = situation.subscribed
-    assigned = {*situation.owners, *situation.document.releasing}
+    releasing = situation.document.releasing
+    added: set[Queue] = set()
     # The assignment lacks the share of unmanaged consumers: with them, a queue that is not assigned need not be new.
-    added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.queues) - assigned
+    if not situation.snapshot.unmanaged_consumers:
+        added = {queue for queue in subscribed.queues if queue not in situation.owners and queue not in releasing}
     removed = set(subscribed.unsubscribed)
     if added and _topics_of(added) <= {*subscribed.assigned_by_topic, subscribed.retry_topic}:
         return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
