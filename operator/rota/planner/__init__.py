@@ -137,9 +137,8 @@ def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
     """Whether entries, strategy, settings, budget times, forced grants or incarnations are out of date."""
     document = situation.document
     entries = record.member_entries(document, situation.snapshot, situation.counted_holders)
-    # An owner keeps its entry even if its pod has ended. There may be 100,000 owned queues: `dict(owners.values())`
-    # would take three times as long as this comprehension.
-    owner_uids = {holder.name: holder.uid for holder in situation.owners.values()}
+    # An owner keeps its entry even if its pod has ended.
+    owner_uids = {name: share.uid for name, share in document.members.items() if share.queues}
     entries_differ = dict(document.entry_holders) != entries | owner_uids
     new_settings = situation.snapshot.settings != situation.snapshot.desired_settings
     future_moves = any(situation.seconds_since(at) < 0 for at, _ in document.spent)  # by a clock that was ahead

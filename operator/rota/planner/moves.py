@@ -4,7 +4,6 @@ A handover usually takes two documents: the first revokes the queue, which is th
 it, once there is a proof that the holder no longer consumes it. Gates and the budget hold back voluntary revokes only.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -124,8 +123,8 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
     current = situation.document
     generation = current.generation + 1
     at = situation.formatted_now
-    owned = dict(situation.owners)
     releasing = dict(current.releasing)
+    new_owners: dict[Queue, Holder | None] = {}  # of the queues that do not stay with their owner
     # Keep forced queues in the document: a later owner must know that the former holder may still consume the queue.
     forced = dict(situation.proofs.unresolved_grants)
     for decision in draft.decisions:  # a REVOKE always has a holder, and RETURN, GRANT and FORCE a next owner
@@ -135,16 +134,16 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         act = decision.act
         next_name = next_owner.name if next_owner else None
         if act is Act.REVOKE and holder:
-            del owned[queue]
+            new_owners[queue] = None
             releasing[queue] = Release(holder, next_name, generation, at, situation.incarnation_of(holder))
         elif act is Act.WAIT and queue in releasing:
             releasing[queue] = replace(releasing[queue], to=next_name)
         elif act in {Act.RETURN, Act.GRANT, Act.FORCE} and next_owner:
             releasing.pop(queue, None)
-            owned[queue] = next_owner
+            new_owners[queue] = next_owner
         elif act is Act.DROP:
             releasing.pop(queue, None)
-            owned.pop(queue, None)
+            new_owners[queue] = None
         if act is Act.FORCE:
             forced[queue] = generation
     entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
@@ -159,7 +158,7 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         generation=generation,
         issued_at=at,
         strategy=draft.strategy,
-        members=_shares(situation, entries, owned),
+        members=_shares(situation, entries, new_owners),
         releasing=releasing,
         forced=forced,
         spent=budget.updated_spent(situation, draft.voluntary_moves),
@@ -177,9 +176,11 @@ def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str,
     """
     begun = situation.document.begun
     granted = {decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)}
-    consumed = granted.union(begun, situation.subscribed.assigned_by_topic)
-    topics = sorted(consumed.intersection(situation.snapshot.subscribed_topics))
-    return {topic: begun.get(topic, at) for topic in topics}
+    consumed = granted.union(begun)
+    topics = situation.snapshot.subscribed_topics
+    if not consumed.issuperset(topics):
+        consumed.update(situation.subscribed.assigned_by_topic)
+    return {topic: begun.get(topic, at) for topic in sorted(consumed.intersection(topics))}
 
 
 def compute_desired_owners(situation: Situation) -> DesiredOwners:
@@ -244,7 +245,10 @@ def strategy_inputs_of(situation: Situation) -> StrategyInputs:
 def _preferred_owners(situation: Situation) -> dict[Queue, str]:
     """Return present owners as the strategy sees them: a queue in transition already belongs to its next owner."""
     counted = set(situation.counted_holders)
-    preferred = {queue: holder.name for queue, holder in situation.owners.items() if holder in counted}
+    preferred: dict[Queue, str] = {}
+    for name, share in situation.document.members.items():
+        if Holder(name, share.uid) in counted:
+            preferred |= dict.fromkeys(share.queues, name)
     for queue, release in situation.document.releasing.items():
         if release.to and situation.is_counted(release.to):
             preferred[queue] = release.to
@@ -355,19 +359,29 @@ def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> 
 
     A queue that no member gets comes first, as one for a member without queues. Equal moves keep their order.
     """
-    if not voluntary:
-        return []
-    counts = Counter(holder.name for holder in situation.owners.values())
-    return sorted(voluntary, key=lambda decision: counts[decision.next_owner.name] if decision.next_owner else 0)
+    shares = situation.document.members
+
+    def count_owned(decision: Decision) -> int:
+        share = shares.get(decision.next_owner.name) if decision.next_owner else None
+        return len(share.queues) if share else 0
+
+    return sorted(voluntary, key=count_owned)
 
 
-def _shares(situation: Situation, entries: Mapping[str, str], owned: Mapping[Queue, Holder]) -> dict[str, Share]:
+def _shares(
+    situation: Situation, entries: Mapping[str, str], new_owners: Mapping[Queue, Holder | None]
+) -> dict[str, Share]:
     """Return the shares of all entries, and of ended members (these have no entry) that still own queues."""
     queues_by_name: dict[str, list[Queue]] = {name: [] for name in entries}
     uids = dict(entries)
-    for queue, holder in owned.items():
-        queues_by_name.setdefault(holder.name, []).append(queue)
-        uids[holder.name] = holder.uid
+    for name, share in situation.document.members.items():
+        if kept := [queue for queue in share.queues if queue not in new_owners]:
+            queues_by_name[name] = kept
+            uids[name] = share.uid
+    for queue, holder in new_owners.items():
+        if holder:
+            queues_by_name[holder.name].append(queue)
+            uids[holder.name] = holder.uid
     shares = {}
     for name, queues in queues_by_name.items():
         holder = Holder(name, uids[name])

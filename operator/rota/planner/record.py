@@ -119,7 +119,9 @@ def owners_of(document: Assignment) -> dict[Queue, Holder]:
     """Return the present owner of each queue."""
     owners_by_queue: dict[Queue, Holder] = {}
     for name, share in document.members.items():
-        owners_by_queue.update(dict.fromkeys(share.queues, Holder(name, share.uid)))
+        holder = Holder(name, share.uid)
+        for queue in share.queues:
+            owners_by_queue[queue] = holder
     return owners_by_queue
 
 

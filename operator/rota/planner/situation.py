@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from itertools import starmap
+from itertools import chain, starmap
 
 from rota.documents import Assignment, Share
 from rota.model import Holder, Queue
@@ -81,14 +81,12 @@ class Situation:
             return reporting
         return recorded or reporting
 
-    def owners_by(self, document: Assignment) -> Mapping[Queue, Holder]:
-        """Return the owners by the present document, or by the one that follows."""
-        return self.owners if document is self.document else record.owners_of(document)
-
     def idle_members(self, document: Assignment) -> list[Holder]:
         """Return the members that share the queues and own none by this document."""
-        owners = set(self.owners_by(document).values())
-        return [pod.holder for pod in self.counted_pods if pod.holder not in owners]
+        shares = map(document.share_of, self.counted_holders)
+        return [
+            holder for holder, share in zip(self.counted_holders, shares, strict=True) if not (share and share.queues)
+        ]
 
     def unowned_queues(self, document: Assignment) -> list[Queue]:
         """Return the queues that no member consumes: they have no owner, and are not being released.
@@ -98,10 +96,12 @@ class Situation:
         if document.is_broadcasting:  # every member consumes all queues
             return []
         unconsumed = frozenset[Queue]().union(*starmap(self._unconsumed_queues, document.members.items()))
-        owners = self.owners_by(document)
+        owned: Collection[Queue] = self.owners
+        if document is not self.document:  # it is the one that follows
+            owned = frozenset(chain.from_iterable(share.queues for share in document.members.values()))
         releasing = document.releasing
         return [
-            queue for queue in self.queues if (queue not in owners or queue in unconsumed) and queue not in releasing
+            queue for queue in self.queues if (queue not in owned or queue in unconsumed) and queue not in releasing
         ]
 
     def _unconsumed_queues(self, name: str, share: Share) -> Collection[Queue]:
