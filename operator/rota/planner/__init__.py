@@ -280,7 +280,7 @@ def _requeue_seconds(
 def _count_moving(situation: Situation, assignment: Assignment, behind_in_assignment: Sequence[PodSnapshot]) -> int:
     """Count queues on their way to a next owner, members that have yet to obey, and members that leave with queues."""
     releasing = sum(release.to is not None for release in assignment.releasing.values())
-    pending = sum(not pod.evidence.is_lost(situation.policy.handover) for pod in behind_in_assignment)
+    pending = sum(not pod.is_lost(situation.policy.handover) for pod in behind_in_assignment)
     leaving_owners = sum(owns_queues(assignment, pod) for pod in _leaving_pods(situation))
     return releasing + pending + leaving_owners
 
@@ -309,7 +309,7 @@ def _members_to_poll(
     missed = set().union(*(pod.cut_off_brokers for pod in pods if not pod.ended))
     # Brokers that some pods reach and others do not. Poll all pods that name such a broker: it may have failed or
     # recovered for all of them, and only some reports are new enough to show it.
-    contested = missed & brokers_reached_by(pods)
+    contested = missed & brokers_reached_by(pods) if missed else set()
 
     def may_change_plan(pod: PodSnapshot) -> bool:
         is_state_temporary = situation.member_states[pod.name] is not MemberState.READY

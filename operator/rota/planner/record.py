@@ -109,7 +109,7 @@ def barrier_proof(document: Assignment, pods: Sequence[PodSnapshot], rules: Hand
     proof = Proof.RELEASED
     for pod in pods:
         if pod.is_running and pod.generation < document.barrier:
-            if not pod.evidence.is_lost(rules, since):
+            if not pod.is_lost(rules, since):
                 return Proof.NONE
             proof = Proof.LOST
     return proof

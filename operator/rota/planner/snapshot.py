@@ -12,7 +12,7 @@ from rota.handover import HolderEvidence
 from rota.model import Finding, Holder, Poke, Queue, Reason
 from rota.ranges import RangedQueues, to_ranges
 from rota.reports import Report
-from rota.spec import GroupSpec, PolicySpec
+from rota.spec import GroupSpec, Handover, PolicySpec
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,10 @@ class PodSnapshot:
             unreachable_for=self.unreachable_for if self.started else 0.0,  # not polled before it has started
             terminating_for=self.terminating_for,
         )
+
+    def is_lost(self, rules: Handover, revoked_for: float = 0.0) -> bool:
+        """Whether the pod counts as lost, see `HolderEvidence.is_lost`; one that responds never does."""
+        return self.unreachable_for > 0 and self.evidence.is_lost(rules, revoked_for)
 
 
 def names_of(pods: Iterable[PodSnapshot]) -> frozenset[str]:

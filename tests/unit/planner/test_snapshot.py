@@ -1,12 +1,13 @@
 """Tests what a snapshot says about a pod."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builders import a_pod, a_report, a_snapshot
+from builders import a_pod, a_policy, a_report, a_snapshot
 from rota.handover import HolderEvidence
 from rota.model import Queue
 from rota.planner import DecodedReport, PodSnapshot
@@ -52,6 +53,23 @@ def test_report_that_is_missing_consumes_exactly_no_queue() -> None:
 def test_membership_of_a_pod_that_has_not_started_counts_no_silence() -> None:
     assert a_pod("m1", unreachable_for=500.0).evidence.unreachable_for == 500.0
     assert a_pod("m1", unreachable_for=500.0, started=False).evidence.unreachable_for == 0.0
+
+
+SECONDS = st.sampled_from([0.0, 0.5, 1.0, 9.0, 130.0, 1000.0])
+
+
+@given(
+    silence=st.fixed_dictionaries({"unreachable_for": SECONDS, "terminating_for": SECONDS}),
+    health=st.fixed_dictionaries({"ready": st.booleans(), "started": st.booleans()}),
+    lost_after=st.sampled_from(["1s", "10s", "300s"]),
+    revoked_for=SECONDS,
+)
+def test_membership_is_lost_just_if_the_evidence_about_the_pod_is_of_a_lost_one(
+    silence: dict[str, Any], health: dict[str, Any], lost_after: str, revoked_for: float
+) -> None:
+    pod = a_pod("m1", **silence, **health)
+    rules = a_policy(handover={"lostAfter": lost_after}).handover
+    assert pod.is_lost(rules, revoked_for) is pod.evidence.is_lost(rules, revoked_for)
 
 
 def test_broker_reached_by_a_silent_pod_is_not_known() -> None:

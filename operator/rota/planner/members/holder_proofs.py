@@ -78,7 +78,7 @@ class HolderProofs:
         for pod in self.snapshot.pods:
             if self.evidence_of(pod.holder).ended:
                 continue
-            proof = Proof.LOST if pod.evidence.is_lost(self.rules, revoked_for) else Proof.NONE
+            proof = Proof.LOST if pod.is_lost(self.rules, revoked_for) else Proof.NONE
             for queue in pod.active_queues - named:
                 if proofs.get(queue) is not Proof.NONE:  # the weakest proof of all pods counts
                     proofs[queue] = proof

@@ -80,7 +80,8 @@ def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> Hol
     if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
         # Later the next process may have inherited its queues.
         has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_SILENCE_SECONDS
-        return replace(pod.evidence, ended=pod.ended or (has_obeyed and is_fresh and has_just_stopped))
+        has_ended = has_obeyed and is_fresh and has_just_stopped
+        return replace(pod.evidence, ended=True) if has_ended else pod.evidence
     is_later = pod.incarnation > incarnation  # the process that reported last
     may_resume = pod.report is not None and pod.report.may_resume  # then it may consume inherited queues again
     if is_later and (has_inherited(document, pod) or may_resume):

@@ -95,7 +95,7 @@ def members_in_transition(
         match states[pod.name]:
             case MemberState.JOINING:
                 seconds_left[pod.name] = JOINING_PATIENCE_SECONDS - pod.age
-            case MemberState.LEAVING if not pod.evidence.is_lost(policy.handover):
+            case MemberState.LEAVING if not pod.is_lost(policy.handover):
                 seconds_left[pod.name] = drain + LEAVING_MARGIN_SECONDS - pod.terminating_for
             case MemberState.READY if pod.age < JOINING_PATIENCE_SECONDS:
                 seconds_left[pod.name] = debounce - pod.stable_for
@@ -107,7 +107,7 @@ def _member_state(pod: PodSnapshot, deleted: frozenset[str], policy: PolicySpec,
         return MemberState.ENDED
     if pod.terminating or pod.drains_for_good:
         return MemberState.LEAVING
-    if pod.evidence.is_lost(policy.handover):
+    if pod.is_lost(policy.handover):
         return MemberState.LOST if has_queues else MemberState.JOINING
     if pod.ready and (pod.decoded_report or has_queues):
         return MemberState.READY
@@ -124,10 +124,13 @@ def _cut_off_members(
     Otherwise nothing would be gained: the other members could not consume the queues of a broker that they miss, too.
     A member without queues has no grace, nor has a member that is out: the missed broker is why it is not ready.
     """
+    suspects = [pod for pod in pods if pod.cut_off_brokers]
+    if not suspects:
+        return ()
     witnesses = [pod for pod in pods if states[pod.name] is MemberState.READY]
     reached = brokers_reached_by(witnesses)
     missed: dict[str, frozenset[str]] = {}  # by member: the brokers that only others reach
-    for pod in pods:
+    for pod in suspects:
         state = states[pod.name]
         if state.is_counted or state is MemberState.OUT:
             grace = policy.triggers.unready_grace if state.is_counted and owns_queues(document, pod) else 0.0
