@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from itertools import chain, pairwise
 from operator import itemgetter
 from typing import TypeVar
@@ -25,13 +26,17 @@ class RangedQueues(AbstractSet[Queue]):
     """A set of queues that is stored as ranges: a short text can name 131,072 queues, or 20 MiB as single queues."""
 
     def __init__(self, *mappings: Mapping[str, Mapping[str, str]]) -> None:
-        """Parse one or more mappings of ranges; the set contains the queues of all of them."""
+        """Take one or more mappings of valid ranges, parsed on first use; the set has the queues of all of them."""
+        self._mappings = mappings
+
+    @cached_property
+    def _spans_by_broker(self) -> dict[tuple[str, str], list[tuple[int, int]]]:
         spans: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for ranged in mappings:
+        for ranged in self._mappings:
             for topic, brokers in ranged.items():
                 for broker, ids in brokers.items():
                     spans.setdefault((topic, broker), []).extend(_parse_spans(ids))
-        self._spans_by_broker = {place: _merge_spans(parts) for place, parts in spans.items()}
+        return {place: _merge_spans(parts) for place, parts in spans.items()}
 
     @classmethod
     def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # set operators return it

@@ -34,6 +34,7 @@ class Situation:
         self.formatted_now = format_time(now)  # as documents and the status spell it
         self.counted_pods = [pod for pod in snapshot.pods if member_states[pod.name].is_counted]  # share the queues
         self.counted_members = [pod.name for pod in self.counted_pods]
+        self._counted_names = frozenset(self.counted_members)
         self.counted_holders = [pod.holder for pod in self.counted_pods]
         # By name of each member that joins or leaves at this moment: for how many more seconds to wait for it.
         self.transition_seconds_left = members_in_transition(snapshot.pods, member_states, self.policy)
@@ -48,7 +49,7 @@ class Situation:
 
     def is_counted(self, name: str) -> bool:
         """Whether the member of this name shares the queues."""
-        return name in self.member_states and self.member_states[name].is_counted
+        return name in self._counted_names
 
     def pods_in_state(self, state: MemberState) -> list[PodSnapshot]:
         """Return the pods in this member state."""
@@ -106,6 +107,8 @@ class Situation:
 
     def _unconsumed_queues(self, name: str, share: Share) -> Collection[Queue]:
         """Return the queues of a share that the owner does not consume: it has ended, or drains while it stays."""
+        if self._serves_share(name, share):
+            return ()
         holder = Holder(name, share.uid)
         evidence = self.proofs.evidence_of(holder, share.incarnation)
         # The pod's next process gets these queues at once, so they do not count as unconsumed.
@@ -115,3 +118,11 @@ class Situation:
         report = evidence.report if evidence.has_reported(holder) else None
         drains_for_a_while = report and report.may_resume and not evidence.terminating
         return frozenset(share.queues) - evidence.active_queues if drains_for_a_while else ()
+
+    def _serves_share(self, name: str, share: Share) -> bool:
+        """Whether the process that owns a share serves, as most do: a shortcut past the evidence about it."""
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != share.uid or pod.uid in self.snapshot.deleted_uids:
+            return False
+        is_owner = pod.incarnation == share.incarnation and pod.stopped_for is None and not pod.ended
+        return is_owner and (pod.report is None or pod.report.state == "serving")
