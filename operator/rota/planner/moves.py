@@ -4,6 +4,8 @@ A handover usually takes two documents: the first revokes the queue, which is th
 it, once there is a proof that the holder no longer consumes it. Gates and the budget hold back voluntary revokes only.
 """
 
+from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -190,7 +192,8 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
         return DesiredOwners(chosen)
     roster = None
     try:
-        roster = Roster.of(situation.queues, situation.counted_members, _preferred_owners(situation))
+        roster = Roster.of(situation.queues, situation.counted_members)
+        roster = replace(roster, owners=_preferred_owners(situation, roster))
         if situation.snapshot.unmanaged_consumers:
             owners = share_with_unmanaged(roster, situation.snapshot.unmanaged_consumers, situation.client_ids)
             return DesiredOwners(UNMANAGED_POLICY.strategy, roster, owners)
@@ -242,19 +245,14 @@ def strategy_inputs_of(situation: Situation) -> StrategyInputs:
     return StrategyInputs(rooms_by_member, situation.snapshot.queue_weights, situation.snapshot.member_weights)
 
 
-def _preferred_owners(situation: Situation) -> dict[Queue, str]:
+def _preferred_owners(situation: Situation, roster: Roster) -> "array[int]":
     """Return present owners as the strategy sees them: a queue in transition already belongs to its next owner."""
-    counted = set(situation.counted_holders)
-    preferred: dict[Queue, str] = {}
-    for name, share in situation.document.members.items():
-        if Holder(name, share.uid) in counted:
-            preferred |= dict.fromkeys(share.queues, name)
+    holders = situation.holders_by_member
+    preferred = dict(situation.owners)
     for queue, release in situation.document.releasing.items():
-        if release.to and situation.is_counted(release.to):
-            preferred[queue] = release.to
-        elif release.holder in counted:
-            preferred[queue] = release.holder.name
-    return preferred
+        preferred[queue] = holders.get(release.to or "", release.holder)
+    indexes: dict[Holder | None, int] = {holders[name]: index for index, name in enumerate(roster.members)}
+    return array("i", [indexes.get(preferred.get(queue), NO_OWNER) for queue in roster.queues])
 
 
 def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queue, Holder | None]:
@@ -264,7 +262,7 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
         return dict.fromkeys(situation.subscribed.unsubscribed)
     queues = desired.roster.queues
     present_owners = current_owners(desired.roster)
-    members: list[Holder | None] = [situation.pods[name].holder for name in desired.roster.members]
+    members: list[Holder | None] = [situation.holders_by_member[name] for name in desired.roster.members]
     members.append(None)  # members[NO_OWNER] is members[-1]
     undecided: dict[Queue, Holder | None] = {}
     for index in np.flatnonzero((desired.owners != present_owners) | (present_owners == NO_OWNER)).tolist():
@@ -279,11 +277,7 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
     for queue in pending:
         if queue in indexes:
             undecided[queue] = members[desired.owners[indexes[queue]]]
-    # A shortcut, as `unsubscribed` visits every queue. The roster has the owned queues that are subscribed and whose
-    # owner is a counted member. If these are all owned queues, none is unsubscribed. If they are fewer, the visit may
-    # find none, as with a member that does not count.
-    are_all_subscribed = not releasing and len(situation.owners) == np.count_nonzero(present_owners != NO_OWNER)
-    return undecided if are_all_subscribed else undecided | dict.fromkeys(situation.subscribed.unsubscribed)
+    return undecided | dict.fromkeys(situation.subscribed.unsubscribed)
 
 
 def _queues_of_restarted(situation: Situation) -> Iterator[Queue]:
@@ -371,19 +365,30 @@ def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> 
 def _shares(
     situation: Situation, entries: Mapping[str, str], new_owners: Mapping[Queue, Holder | None]
 ) -> dict[str, Share]:
-    """Return the shares of all entries, and of ended members (these have no entry) that still own queues."""
-    queues_by_name: dict[str, list[Queue]] = {name: [] for name in entries}
+    """Return the shares of all entries, and of ended members (these have no entry) that still own queues.
+
+    A share that does not change stays the same object.
+    """
+    losers = {situation.owners[queue].name for queue in new_owners if queue in situation.owners}
+    gains: defaultdict[Holder, list[Queue]] = defaultdict(list)
+    for queue, new_owner in new_owners.items():
+        if new_owner:
+            gains[new_owner].append(queue)
+    queues_by_name: dict[str, tuple[Queue, ...]] = dict.fromkeys(entries, ())
     uids = dict(entries)
     for name, share in situation.document.members.items():
-        if kept := [queue for queue in share.queues if queue not in new_owners]:
-            queues_by_name[name] = kept
+        queues = share.queues
+        if name in losers:
+            queues = tuple(queue for queue in queues if queue not in new_owners)
+        if queues:
+            queues_by_name[name] = queues
             uids[name] = share.uid
-    for queue, holder in new_owners.items():
-        if holder:
-            queues_by_name[holder.name].append(queue)
-            uids[holder.name] = holder.uid
+    for holder, gained in gains.items():
+        queues_by_name[holder.name] = tuple(sorted([*queues_by_name[holder.name], *gained]))
+        uids[holder.name] = holder.uid
     shares = {}
     for name, queues in queues_by_name.items():
-        holder = Holder(name, uids[name])
-        shares[name] = Share(holder.uid, tuple(sorted(queues)), situation.incarnation_of(holder))
+        share = Share(uids[name], queues, situation.incarnation_of(Holder(name, uids[name])))
+        present = situation.document.members.get(name)
+        shares[name] = present if present == share else share
     return shares

@@ -1,8 +1,8 @@
 """Facts derived from a snapshot: counted members, queues, their owners, and the proofs about the owners."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
-from itertools import chain, starmap
+from itertools import starmap
 
 from rota.documents import Assignment, Share
 from rota.model import Holder, Queue
@@ -33,9 +33,9 @@ class Situation:
         self.pods = snapshot.pods_by_name
         self.formatted_now = format_time(now)  # as documents and the status spell it
         self.counted_pods = [pod for pod in snapshot.pods if member_states[pod.name].is_counted]  # share the queues
-        self.counted_members = [pod.name for pod in self.counted_pods]
-        self._counted_names = frozenset(self.counted_members)
-        self.counted_holders = [pod.holder for pod in self.counted_pods]
+        self.holders_by_member = {pod.name: pod.holder for pod in self.counted_pods}
+        self.counted_members = list(self.holders_by_member)
+        self.counted_holders = list(self.holders_by_member.values())
         # By name of each member that joins or leaves at this moment: for how many more seconds to wait for it.
         self.transition_seconds_left = members_in_transition(snapshot.pods, member_states, self.policy)
         self.owners = record.owners_of(document)
@@ -49,7 +49,7 @@ class Situation:
 
     def is_counted(self, name: str) -> bool:
         """Whether the member of this name shares the queues."""
-        return name in self._counted_names
+        return name in self.holders_by_member
 
     def pods_in_state(self, state: MemberState) -> list[PodSnapshot]:
         """Return the pods in this member state."""
@@ -97,13 +97,12 @@ class Situation:
         if document.is_broadcasting:  # every member consumes all queues
             return []
         unconsumed = frozenset[Queue]().union(*starmap(self._unconsumed_queues, document.members.items()))
-        owned: Collection[Queue] = self.owners
-        if document is not self.document:  # it is the one that follows
-            owned = frozenset(chain.from_iterable(share.queues for share in document.members.values()))
-        releasing = document.releasing
-        return [
-            queue for queue in self.queues if (queue not in owned or queue in unconsumed) and queue not in releasing
-        ]
+        # Only these can be without an owner: a share that both documents have in common keeps its queues.
+        candidates = unconsumed.union(self.subscribed.unassigned, self.document.releasing)
+        candidates = candidates.union(*_changed_shares(self.document, document))
+        owned = frozenset[Queue]().union(*_changed_shares(document, self.document)) - unconsumed
+        unowned = candidates - owned - document.releasing.keys()
+        return [queue for queue in self.queues if queue in unowned] if unowned else []
 
     def _unconsumed_queues(self, name: str, share: Share) -> Collection[Queue]:
         """Return the queues of a share that the owner does not consume: it has ended, or drains while it stays."""
@@ -126,3 +125,10 @@ class Situation:
             return False
         is_owner = pod.incarnation == share.incarnation and pod.stopped_for is None and not pod.ended
         return is_owner and (pod.report is None or pod.report.state == "serving")
+
+
+def _changed_shares(document: Assignment, other: Assignment) -> Iterator[tuple[Queue, ...]]:
+    """Yield the queues of each share that the other document does not have."""
+    for name, share in document.members.items():
+        if share is not other.members.get(name):
+            yield share.queues

@@ -30,8 +30,17 @@ class SubscribedQueues:
         return list(chain.from_iterable(map(self._queues_of, self._topics)))
 
     @cached_property
+    def unassigned(self) -> list[Queue]:
+        """The queues to consume that are not in the assignment, neither owned nor being released."""
+        releasing = self.document.releasing
+        return [queue for queue in self.queues if queue not in self.owners and queue not in releasing]
+
+    @cached_property
     def unsubscribed(self) -> list[Queue]:
         """The queues in the assignment, owned or being released, that the group no longer consumes."""
+        assigned_count = len(self.owners) + len(self.document.releasing)
+        if assigned_count + len(self.unassigned) == len(self.queues):  # the group consumes every assigned queue
+            return []
         group_queues = frozenset(self.queues)
         return [queue for queue in (*self.owners, *self.document.releasing) if queue not in group_queues]
 

@@ -92,11 +92,8 @@ def _cause_by_unmanaged(situation: Situation) -> Finding | None:
 def _cause_by_queues(situation: Situation) -> Finding | None:
     """Return the cause if queues came or went; QueuesAdded and QueuesRemoved if no subscribed topic is new or lost."""
     subscribed = situation.subscribed
-    releasing = situation.document.releasing
-    added: set[Queue] = set()
     # The assignment lacks the share of unmanaged consumers: with them, a queue that is not assigned need not be new.
-    if not situation.snapshot.unmanaged_consumers:
-        added = {queue for queue in subscribed.queues if queue not in situation.owners and queue not in releasing}
+    added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.unassigned)
     removed = set(subscribed.unsubscribed)
     if added and _topics_of(added) <= {*subscribed.assigned_by_topic, subscribed.retry_topic}:
         return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
