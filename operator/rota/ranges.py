@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 RangesByTopic = dict[str, dict[str, str]]
 
+MAX_ID_DIGITS = 9
 _RANGE_PATTERN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID_PATTERN = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 MAX_TOPIC_BROKER_PAIRS = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
@@ -126,6 +127,8 @@ def count_topic_broker_pairs(*mappings: RangesByTopic) -> int:
 
 def _parse_spans(ranges: str) -> list[tuple[int, int]]:
     """Parse `0-3,7` as 0 to 3, 7 to 7."""
+    if len(ranges) <= MAX_ID_DIGITS and ranges.isascii() and ranges.isdigit():  # a single id, as in large groups
+        return [(int(ranges), int(ranges))]
     spans: list[tuple[int, int]] = []
     count = 0
     for part in ranges.split(","):

@@ -66,7 +66,7 @@ def test_document_queue_ranges_round_trip_and_never_touch(queues: set[tuple[str,
         assert all(following[0] > last + 1 for (_, last), following in pairwise(spans))
 
 
-@pytest.mark.parametrize("ranges", ["", "x", "3-1", "1,,2", "-1", "0-", "1-2-3", "9999999999"])
+@pytest.mark.parametrize("ranges", ["", "x", "3-1", "1,,2", "-1", "0-", "1-2-3", "9999999999", "²", "٣"])
 def test_document_queue_ranges_that_are_invalid_are_rejected_with_a_sentence(ranges: str) -> None:
     with pytest.raises(ValueError, match=": write them as 0-3,7"):
         parse_ids(ranges)
