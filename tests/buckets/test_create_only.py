@@ -4,6 +4,7 @@ import pytest
 
 from ground.s3.faults import FaultProxy
 from rota.object_store import ObjectStore, StoreError, check_create_only, open_store
+from rota.pipeline.ingest.lease import IngestLease
 from rota.pipeline.lake.runs import RunStore
 from rota.pipeline.lake.snapshots import EMPTY_SNAPSHOT, SnapshotStore
 
@@ -26,6 +27,8 @@ def test_lake_bucket_that_ignores_conditions_is_refused_before_anything_is_overw
             RunStore(through_proxy).create(1, "s3://bucket/journal", ())
         with pytest.raises(StoreError, match=REFUSAL):
             SnapshotStore(through_proxy).publish(EMPTY_SNAPSHOT, {"lake/offsets": 0})
+        with pytest.raises(StoreError, match=REFUSAL), IngestLease(through_proxy).hold():
+            pytest.fail("two ingests could have the lease")
     assert [info.key for info in store.list_objects()] == ["_rota/create-only"]
 
 

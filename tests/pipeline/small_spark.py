@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ground.poll import eventually
+from rota.object_store import open_store
+from rota.pipeline.ingest.lease import FOLDER
 
 LONGEST = 900  # seconds: an ingest, or until Java has started, on a busy machine
 SMALL = {"ROTA_SPARK_MEMORY": "1g", "ROTA_SPARK_CORES": "2"}
@@ -45,3 +47,10 @@ def kill_when(process: subprocess.Popen[bytes], is_reached: Callable[[], bool]) 
     """Wait until a condition is met; the caller's block then ends the process, which still has to run."""
     eventually(lambda: is_reached() or process.poll() is not None, LONGEST)
     assert process.poll() is None, "the process ended before"
+
+
+def delete_lease(lake: str) -> None:
+    """Delete the lease of a killed ingest, as its refusal says, so that the next ingest need not wait."""
+    store = open_store(lake)
+    for info in list(store.list_objects(FOLDER)):
+        store.delete(info.key)

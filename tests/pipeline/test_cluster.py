@@ -18,7 +18,7 @@ from ground.s3 import Bucket
 from ground.spark import SparkCluster, plain_python
 from kube.pages import typed_commands
 from pipeline.lake_files import table_rows
-from pipeline.small_spark import LONGEST, kill_when, killed_at_the_end
+from pipeline.small_spark import LONGEST, delete_lease, kill_when, killed_at_the_end
 from rota.cli import main
 from rota.object_store import open_store
 from rota.pipeline.lake.tables import RECORD_TABLES
@@ -172,6 +172,7 @@ def test_pipeline_on_a_spark_cluster_with_a_lake_in_a_bucket_gives_the_same_tabl
     commands = submission.to(submission.in_bucket, lake)
     with submission.typing(commands, bucket.variables) as shell:
         kill_when(shell, has_commit(lake, "lake"))
+    delete_lease(lake)
     with submission.typing(commands, bucket.variables) as shell:
         assert shell.wait(LONGEST) == 0, submission.errors()
     assert contents(lake) == contents(str(expected))

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from ground.poll import eventually
 from ground.s3 import Bucket, S3Server
 from ground.s3.faults import FaultProxy
 from pipeline.lake_folders import DAY, reasons, verdict_line
 from rota.cli.commands.pipeline.spark.errors import describe_user_error
 from rota.object_store import ObjectStore, open_store
 from rota.pipeline.ingest.batch import ingest_journal
+from rota.pipeline.ingest.lease import IngestLease
 from rota.pipeline.lake.tables import Lake
 
 
@@ -79,3 +81,12 @@ def test_ingest_of_a_bucket_that_refuses_is_a_sentence_and_continues_later(
     assert lake.snapshots.latest().number == 0
     proxy.heal()
     assert ingest_journal(lambda: spark, lake, journal).rows["verdict"] == 2
+
+
+def test_ingest_succeeds_though_its_lease_cannot_be_renewed_and_released(
+    journal: ObjectStore, proxy: FaultProxy
+) -> None:
+    with IngestLease(journal).hold(renewal=0.01):
+        proxy.answer(403, b"<Error><Code>AccessDenied</Code></Error>")
+        answered = len(proxy.requests)
+        eventually(lambda: len(proxy.requests) > answered)

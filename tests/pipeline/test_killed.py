@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pipeline.lake_folders import table_rows, write_segment
-from pipeline.small_spark import LONGEST, kill_when, run_ingest
+from pipeline.small_spark import LONGEST, delete_lease, kill_when, run_ingest
 from rota.pipeline.common.schemas import JOURNAL_SCHEMAS
 from rota.pipeline.synthetic.generate import HOUR_CHARACTERS
 from rota.pipeline.synthetic.histories import generate_history
@@ -32,6 +32,7 @@ def kill_ingest(lake: Path, is_reached: Callable[[], bool]) -> None:
     """Start an ingest, and kill it with its Java as soon as a condition is met."""
     with run_ingest(str(lake), lake.parent) as process:
         kill_when(process, is_reached)
+    delete_lease(str(lake))
 
 
 def count_rows(lake: Path) -> Counter[str]:

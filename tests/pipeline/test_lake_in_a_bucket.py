@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from ground.s3 import Bucket, S3Server
 from ground.s3.faults import proxy_process
 from pipeline.lake_files import table_rows
-from pipeline.small_spark import kill_when, run_ingest
+from pipeline.small_spark import delete_lease, kill_when, run_ingest
 from pipeline.spark_buckets import enter_bucket
 from rota.cli import main
 from rota.object_store import open_store
@@ -99,6 +99,7 @@ def test_lake_in_a_bucket_is_complete_after_an_ingest_that_was_killed(spark_buck
     with run_ingest(lake, tmp_path) as process:
         kill_when(process, lambda: any("_delta_log" in info.key for info in store.list_objects("lake")))
     assert Lake(lake).snapshots.latest().number == 0
+    delete_lease(lake)
     pipeline("ingest", lake)
     digests = [row["digest"] for spec in RECORD_TABLES.values() for row in table_rows(lake, spec.name)]
     assert len(digests) == len(set(digests)) == generated["records"]

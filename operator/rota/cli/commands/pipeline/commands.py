@@ -28,6 +28,9 @@ JOURNAL_OPTION = click.option("--journal", help="The journal: a folder or URI; d
 IF_ANY_OPTION = click.option(
     "--if-any", is_flag=True, help="Exit with code 0 if there is nothing to read yet: for a CronJob."
 )
+INGEST_IF_ANY_OPTION = click.option(
+    "--if-any", is_flag=True, help="Exit with code 0 if there is no journal yet, or another ingest runs: for a CronJob."
+)
 DAYS_OPTION = click.option(
     "--days", type=click.IntRange(1, 36_600), help="Use only the last N days of the history; default: all."
 )
@@ -86,7 +89,7 @@ def pipeline() -> None:
 @pipeline.command()
 @LAKE_ARGUMENT
 @JOURNAL_OPTION
-@IF_ANY_OPTION
+@INGEST_IF_ANY_OPTION
 @OUTPUT_OPTION
 @with_spark_starter
 def ingest(start_spark: "Callable[[], SparkSession]", progress: Progress, **options: Any) -> None:
@@ -113,10 +116,10 @@ def ingest(start_spark: "Callable[[], SparkSession]", progress: Progress, **opti
 )
 @click.option("--metrics-file", help="A file NAME.prom for the metrics of the run: for a textfile collector.")
 @click.option("--push-gateway", help="URL of a Prometheus Pushgateway for the metrics of the run.")
-@IF_ANY_OPTION
+@INGEST_IF_ANY_OPTION
 @OUTPUT_OPTION
-@with_spark
-def run(spark: "SparkSession", progress: Progress, **options: Any) -> None:
+@with_spark_starter
+def run(start_spark: "Callable[[], SparkSession]", progress: Progress, **options: Any) -> None:
     """Run all steps on LAKE in one Spark application: ingest, rollup, timeline and, with --policies, recommend.
 
     All steps after the ingest read the same snapshot. Each one publishes its tables, and one summary is printed at the
@@ -124,7 +127,7 @@ def run(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """
     from rota.cli.commands.pipeline.run import steps
 
-    steps.run_all(spark, progress, **options)
+    steps.run_all(start_spark, progress, **options)
 
 
 @pipeline.command()

@@ -1,17 +1,45 @@
-"""`rota pipeline ingest`: what it prints."""
+"""`rota pipeline ingest`: what it prints, and how it keeps other ingests of the lake away."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import sleep
+from typing import TYPE_CHECKING
+
+import click
 
 from rota.cli.commands.pipeline.progress import Progress, print_note
+from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_table, print_value
 from rota.object_store import ObjectStore
 from rota.pipeline.ingest.batch import ingest_journal
+from rota.pipeline.ingest.lease import IngestLease, LeaseTakenError
 from rota.pipeline.lake.tables import Lake
 from rota.sentences import pluralize
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@contextmanager
+def hold_lease(lake: Lake, progress: Progress, *, if_any: bool) -> Iterator[None]:
+    """Keep other ingests of a lake away; raise LeaseTakenError if one is running.
+
+    With `if_any`, wait until a killed one's lease has expired, since a Job's second attempt soon follows the first.
+    End the command with exit code 0 if the other one is still running.
+    """
+
+    def wait(seconds: float) -> None:
+        progress(f"waiting until another ingest of {lake.uri} renews its lease, or the lease of a killed one expires")
+        sleep(seconds)
+
+    try:
+        with IngestLease(lake.store).hold(wait if if_any else None):
+            yield
+    except LeaseTakenError as error:
+        if not if_any:
+            raise
+        print_line(str(error))
+        raise click.exceptions.Exit(0) from None
 
 
 def ingest(
@@ -21,11 +49,12 @@ def ingest(
     lake: Lake,
     journal: ObjectStore,
     output: str,
-    **_: Any,
+    if_any: bool,
 ) -> None:
     """Ingest new segments, and print how many rows were written to each table."""
-    progress(f"ingesting {journal.uri} into {lake.uri}")
-    summary = ingest_journal(start_spark, lake, journal)
+    with hold_lease(lake, progress, if_any=if_any):
+        progress(f"ingesting {journal.uri} into {lake.uri}")
+        summary = ingest_journal(start_spark, lake, journal)
     table = [{"table": name, "rows": count} for name, count in summary.rows.items()]
     print_value(summary.rows, output, lambda: print_table(table))
     segments = pluralize(summary.segments, "new segment")

@@ -1,12 +1,13 @@
 """The steps of a run: ingest, then rollup, audit and recommendation of the snapshot that follows the ingest."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rota.cli.commands.pipeline import recommend, rollup
+from rota.cli.commands.pipeline.ingest import hold_lease
 from rota.cli.commands.pipeline.opened_lake import OpenedLake, open_snapshot
 from rota.cli.commands.pipeline.progress import Progress
 from rota.cli.commands.pipeline.run.summary import RunSummary
@@ -91,7 +92,7 @@ class PipelineRun:
 
 
 def run_all(
-    spark: "SparkSession",
+    start_spark: Callable[[], "SparkSession"],
     progress: Progress,
     *,
     lake: Lake,
@@ -104,8 +105,9 @@ def run_all(
     Violations exit with code 1 only with `fail_on_violations`. By default they do not, because a Kubernetes Job would
     repeat the whole run, and all later runs would fail, too, until the day of the violation is no longer examined.
     """
-    run = PipelineRun(spark, progress, lake, options["days"])
-    opened = run.ingest(journal)
+    with hold_lease(lake, progress, if_any=options["if_any"]):  # if it is taken, Spark does not start
+        run = PipelineRun(start_spark(), progress, lake, options["days"])
+        opened = run.ingest(journal)
     run.examine(opened)
     if options["policies"] is not None:
         names = ("policies", "to", "weights", "least_gain", "top", "page_url", "board_url", "backtest")
