@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 RangesByTopic = dict[str, dict[str, str]]
 
-MAX_ID_DIGITS = 9
+_MAX_ID_DIGITS = 9
 _RANGE_PATTERN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID_PATTERN = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 MAX_TOPIC_BROKER_PAIRS = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
@@ -75,20 +75,16 @@ def to_ranges(queues: Iterable[Queue]) -> RangesByTopic:
 
 
 def _format_ids(ids: list[int]) -> str:
-    """Write ascending ids as `0-3,7`; a single id, the usual case of many members, as itself."""
-    return str(ids[0]) if len(ids) == 1 else ",".join(_format_ranges(ids))
-
-
-def _format_ranges(ids: list[int]) -> Iterable[str]:
-    """Yield the ranges of ascending ids."""
-    start = last = ids[0]
-    for number in [*ids[1:], None]:  # None ends the last range
-        if number is not None and number == last + 1:
-            last = number
-            continue
-        yield str(start) if start == last else f"{start}-{last}"
-        if number is not None:
-            start = last = number
+    """Write ascending ids as `0-3,7`."""
+    if len(ids) == 1:  # in a large group, most members have one queue of a broker
+        return str(ids[0])
+    spans = []
+    first: int | None = ids[0]
+    for last, following in zip(ids, [*ids[1:], None], strict=True):
+        if following != last + 1:
+            spans.append(str(first) if first == last else f"{first}-{last}")
+            first = following
+    return ",".join(spans)
 
 
 def from_ranges(ranged: Mapping[str, Mapping[str, str]]) -> list[Queue]:
@@ -127,7 +123,7 @@ def count_topic_broker_pairs(*mappings: RangesByTopic) -> int:
 
 def _parse_spans(ranges: str) -> list[tuple[int, int]]:
     """Parse `0-3,7` as 0 to 3, 7 to 7."""
-    if len(ranges) <= MAX_ID_DIGITS and ranges.isascii() and ranges.isdigit():  # a single id, as in large groups
+    if len(ranges) <= _MAX_ID_DIGITS and ranges.isascii() and ranges.isdigit():  # a single id, as in large groups
         return [(int(ranges), int(ranges))]
     spans: list[tuple[int, int]] = []
     count = 0

@@ -18,7 +18,7 @@ from rota.planner.members.member_states import MemberState, classify_members, ow
 from rota.planner.moves import Draft, decide, next_document, unmanaged_queues
 from rota.planner.situation import WITHOUT_POLICY, Situation
 from rota.planner.snapshot import DecodedReport, Event, Plan, PodSnapshot, QueueView, Snapshot, brokers_reached_by
-from rota.planner.status import causes, conditions, events, group_status, problems
+from rota.planner.status import conditions, events, group_status, problems
 from rota.planner.status.journal_records import condition_records, document_records, owners_record
 from rota.planner.subscribed_queues import SHRINK_PATIENCE_SECONDS
 from rota.planner.target import StrategyInputs, compute_owners, share_with_unmanaged
@@ -205,8 +205,6 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     if too_large:
         draft = Draft(hold=draft.hold, problem=too_large)
         document = None
-    is_changing = document or draft.with_acts(*causes.MOVING_ACTS)
-    cause = causes.rebalance_cause(situation, draft) if is_changing else None
     assignment = document or situation.document  # that members are to obey from now on
     settings = _settings_to_obey(snapshot, document)
     behind = pokes.pods_behind(snapshot.pods, assignment, snapshot.deleted_uids, settings)
@@ -233,14 +231,13 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         situation,
         draft,
         assignment,
-        cause=cause,
         conditions=conditions.build_conditions(situation, findings, progress, is_complete=is_complete),
         is_settled=not moving,
         idle=idle,
         unowned=unowned,
     )
     awaited = _members_to_poll(situation, assignment, behind_in_assignment, settings)
-    journal = document_records(situation, draft, document, cause) if document and cause else ()
+    journal = document_records(situation, draft, document) if document else ()
     limits = _time_limits(situation, draft, assignment, findings)
     # With a new document and no awaited report, none will enqueue the group: plan again from that document.
     is_due_now = document is not None and not awaited
@@ -253,7 +250,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         members_to_poll=awaited,
         verify_ended=_holders_to_verify(situation, assignment),
         status=published,
-        events=tuple(events.build_events(situation, draft, cause, published, findings)),
+        events=tuple(events.build_events(situation, draft, published, findings)),
         journal_records=(*journal, *condition_records(situation, published)),
         member_states=situation.member_states,
         unmanaged_queues=unmanaged,

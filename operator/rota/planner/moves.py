@@ -353,13 +353,10 @@ def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> 
 
     A queue that no member gets comes first, as one for a member without queues. Equal moves keep their order.
     """
-    shares = situation.document.members
-
-    def count_owned(decision: Decision) -> int:
-        share = shares.get(decision.next_owner.name) if decision.next_owner else None
-        return len(share.queues) if share else 0
-
-    return sorted(voluntary, key=count_owned)
+    if not voluntary:
+        return []
+    counts = {name: len(share.queues) for name, share in situation.document.members.items()}
+    return sorted(voluntary, key=lambda decision: counts.get(decision.next_owner.name, 0) if decision.next_owner else 0)
 
 
 def _shares(

@@ -1,6 +1,6 @@
 """Facts derived from a snapshot: counted members, queues, their owners, and the proofs about the owners."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from itertools import starmap
 
@@ -82,12 +82,25 @@ class Situation:
             return reporting
         return recorded or reporting
 
+    @cached_property
+    def holder_names_by_state(self) -> dict[MemberState | None, list[str]]:
+        """The names of queues' holders by member state; None: the group has no such pod, and its end is not known."""
+        ended_uids = self.snapshot.ended_uids
+        names: dict[MemberState | None, list[str]] = {}
+        for holder in sorted(self.document.queue_holders):
+            pod = self.pods.get(holder.name)
+            state = self.member_states[pod.name] if pod and pod.uid == holder.uid else None
+            if holder.uid in ended_uids:
+                state = MemberState.ENDED
+            elif pod and state and state.is_counted and incarnations.has_restarted(self.document, pod):
+                state = MemberState.RESTARTING
+            names.setdefault(state, []).append(holder.name)
+        return names
+
     def idle_members(self, document: Assignment) -> list[Holder]:
         """Return the members that share the queues and own none by this document."""
-        shares = map(document.share_of, self.counted_holders)
-        return [
-            holder for holder, share in zip(self.counted_holders, shares, strict=True) if not (share and share.queues)
-        ]
+        owners = {name: share.uid for name, share in document.members.items() if share.queues}
+        return [holder for holder in self.counted_holders if owners.get(holder.name) != holder.uid]
 
     def unowned_queues(self, document: Assignment) -> list[Queue]:
         """Return the queues that no member consumes: they have no owner, and are not being released.
@@ -97,11 +110,11 @@ class Situation:
         if document.is_broadcasting:  # every member consumes all queues
             return []
         unconsumed = frozenset[Queue]().union(*starmap(self._unconsumed_queues, document.members.items()))
-        # Only these can be without an owner: a share that both documents have in common keeps its queues.
-        candidates = unconsumed.union(self.subscribed.unassigned, self.document.releasing)
-        candidates = candidates.union(*_changed_shares(self.document, document))
+        # Only these can be without an owner: where both documents have the same share, its queues keep theirs.
+        changed = _changed_shares(self.document, document)
+        candidates = unconsumed.union(self.subscribed.unassigned, self.document.releasing, *changed)
         owned = frozenset[Queue]().union(*_changed_shares(document, self.document)) - unconsumed
-        unowned = candidates - owned - document.releasing.keys()
+        unowned = candidates.difference(owned, document.releasing)
         return [queue for queue in self.queues if queue in unowned] if unowned else []
 
     def _unconsumed_queues(self, name: str, share: Share) -> Collection[Queue]:
@@ -127,8 +140,6 @@ class Situation:
         return is_owner and (pod.report is None or pod.report.state == "serving")
 
 
-def _changed_shares(document: Assignment, other: Assignment) -> Iterator[tuple[Queue, ...]]:
-    """Yield the queues of each share that the other document does not have."""
-    for name, share in document.members.items():
-        if share is not other.members.get(name):
-            yield share.queues
+def _changed_shares(document: Assignment, other: Assignment) -> list[tuple[Queue, ...]]:
+    """Return the queues of each share that the other document does not have."""
+    return [share.queues for name, share in document.members.items() if share is not other.members.get(name)]

@@ -39,7 +39,7 @@ class SubscribedQueues:
     def unsubscribed(self) -> list[Queue]:
         """The queues in the assignment, owned or being released, that the group no longer consumes."""
         assigned_count = len(self.owners) + len(self.document.releasing)
-        if assigned_count + len(self.unassigned) == len(self.queues):  # the group consumes every assigned queue
+        if assigned_count + len(self.unassigned) == len(self.queues):  # both list a queue once: none is left over
             return []
         group_queues = frozenset(self.queues)
         return [queue for queue in (*self.owners, *self.document.releasing) if queue not in group_queues]

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from rota.handover import Act, OwnershipState
-from rota.model import Finding, Holder, Queue, Reason, reason_named
-from rota.planner.members import incarnations
+from rota.model import Finding, Queue, Reason, reason_named
 from rota.planner.members.member_states import MemberState
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
@@ -56,27 +55,11 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
 
 def _cause_by_leavers(situation: Situation) -> Finding | None:
     """Return the cause if holders of queues do not count any more; its reason is the first of _REASON_OF_LEAVER."""
-    names: dict[MemberState | None, list[str]] = {}
-    ended_uids = situation.snapshot.ended_uids
-    for holder in sorted(situation.document.queue_holders):
-        state = MemberState.ENDED if holder.uid in ended_uids else _holder_state(situation, holder)
-        names.setdefault(state, []).append(holder.name)
     findings = []
     for state, reason in _REASON_OF_LEAVER.items():
-        leavers = names.get(state)
-        if leavers:
+        if leavers := situation.holder_names_by_state.get(state):
             findings.append(_members_cause(reason, leavers))
     return join_findings(findings) if findings else None
-
-
-def _holder_state(situation: Situation, holder: Holder) -> MemberState | None:
-    """Return the member state of a holder whose end is not known; None if the group has no such pod."""
-    pod = situation.pods.get(holder.name)
-    if pod is None or pod.uid != holder.uid:
-        return None
-    state = situation.member_states[pod.name]
-    has_restarted = state.is_counted and incarnations.has_restarted(situation.document, pod)
-    return MemberState.RESTARTING if has_restarted else state
 
 
 def _cause_by_unmanaged(situation: Situation) -> Finding | None:
@@ -97,12 +80,12 @@ def _cause_by_queues(situation: Situation) -> Finding | None:
     removed = set(subscribed.unsubscribed)
     if added and _topics_of(added) <= {*subscribed.assigned_by_topic, subscribed.retry_topic}:
         return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
+    if not (added or removed):
+        return None
     topics = _topics_of(subscribed.queues)
     if removed and _topics_of(removed) <= topics:
         return Finding(Reason.QUEUES_REMOVED, f"{pluralize(len(removed), 'queue')} removed: {_join_queues(removed)}")
-    if added or removed:
-        return Finding(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {join_names(sorted(topics))}")
-    return None
+    return Finding(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {join_names(sorted(topics))}")
 
 
 def _topics_of(queues: Iterable[Queue]) -> set[str]:

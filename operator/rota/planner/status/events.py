@@ -15,16 +15,13 @@ SINGLE_EVENT_SECONDS = 2.0  # a rebalance that is over so soon is one Event, not
 
 
 def build_events(
-    situation: Situation, draft: Draft, cause: Finding | None, status: Mapping[str, Any], findings: Sequence[Finding]
+    situation: Situation, draft: Draft, status: Mapping[str, Any], findings: Sequence[Finding]
 ) -> list[Event]:
     """Return the Events of a rebalance that begins or ends, of forced queues and of new problems."""
-    rebalance_events = _rebalance_events(situation, draft, cause, status)
-    return [*rebalance_events, *_forced_events(draft), *_problem_events(situation, findings)]
+    return [*_rebalance_events(situation, draft, status), *_forced_events(draft), *_problem_events(situation, findings)]
 
 
-def _rebalance_events(
-    situation: Situation, draft: Draft, cause: Finding | None, status: Mapping[str, Any]
-) -> Iterator[Event]:
+def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> Iterator[Event]:
     """Yield the Events of a rebalance by the new `status`; the snapshot has the previous one.
 
     A queue that is returned to its holder, or dropped, starts a rebalance, but does not change hands.
@@ -32,7 +29,8 @@ def _rebalance_events(
     last = status.get("lastRebalance")
     previous = situation.snapshot.last_rebalance
     has_begun = last and (not previous or last["at"] != previous["at"])
-    if cause and has_begun and draft.with_acts(*causes.MOVING_ACTS):
+    if has_begun and draft.with_acts(*causes.MOVING_ACTS):
+        cause = causes.rebalance_cause(situation, draft)
         moving = len(draft.with_acts(Act.REVOKE, Act.GRANT, Act.FORCE))
         change = "changes" if moving == 1 else "change"
         yield Event(cause.reason, f"{cause.message}; {pluralize(moving, 'queue')} {change} hands")

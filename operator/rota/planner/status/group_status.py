@@ -5,7 +5,6 @@ from typing import Any
 
 from rota.documents import Assignment
 from rota.handover import Act
-from rota.model import Finding
 from rota.planner import record
 from rota.planner.moves import Draft
 from rota.planner.situation import Situation
@@ -17,7 +16,6 @@ def build_status(
     draft: Draft,
     document: Assignment,
     *,
-    cause: Finding | None,
     conditions: Sequence[Mapping[str, Any]],
     is_settled: bool,
     idle: int,
@@ -25,8 +23,7 @@ def build_status(
 ) -> dict[str, Any]:
     """Return the group's status; equal snapshots give equal statuses, so a status is written only after a change.
 
-    `cause`: why queues change hands. `is_settled`: no queue or member is in transition. `idle` members own no queue,
-    `unowned` queues have no owner.
+    `is_settled`: no queue or member is in transition. `idle` members own no queue, `unowned` queues have no owner.
     """
     snapshot = situation.snapshot
     fields = {
@@ -40,23 +37,25 @@ def build_status(
         "generation": max(document.generation, record.plausible_generation(snapshot.status.get("generation"))),
         "strategy": document.strategy or None,
         "lag": snapshot.lag,
-        "lastRebalance": _last_rebalance(situation, draft, cause, is_settled=is_settled),
+        "lastRebalance": _last_rebalance(situation, draft, is_settled=is_settled),
         "idleMembers": idle,
         "unownedQueues": unowned,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _last_rebalance(
-    situation: Situation, draft: Draft, cause: Finding | None, *, is_settled: bool
-) -> Mapping[str, Any] | None:
+def _last_rebalance(situation: Situation, draft: Draft, *, is_settled: bool) -> Mapping[str, Any] | None:
     """Return the last rebalance: it starts with a document; once all members obey, it is over and has `seconds`."""
     ongoing = situation.snapshot.ongoing_rebalance
     moved = len(draft.with_acts(Act.GRANT, Act.FORCE))
-    if cause and draft.with_acts(*causes.MOVING_ACTS):
+    if draft.with_acts(*causes.MOVING_ACTS):
         if ongoing:
             return {**ongoing, "moved": ongoing["moved"] + moved}
-        return {"reason": str(cause.reason), "at": situation.formatted_now, "moved": moved}
+        return {
+            "reason": str(causes.rebalance_cause(situation, draft).reason),
+            "at": situation.formatted_now,
+            "moved": moved,
+        }
     if ongoing and is_settled:
         return {**ongoing, "seconds": round(max(situation.seconds_since(ongoing["at"]), 0.0), 3)}
     return situation.snapshot.last_rebalance

@@ -7,7 +7,7 @@ from typing import Any
 
 from rota.documents import Assignment, Share
 from rota.handover import OwnershipState
-from rota.model import Finding, Holder, Queue
+from rota.model import Holder, Queue
 from rota.planner.moves import Decision, Draft
 from rota.planner.record import owners_of
 from rota.planner.situation import Situation
@@ -19,13 +19,12 @@ from rota.spec import GroupSpec, policy_body
 from rota.timestamps import format_time
 
 
-def document_records(
-    situation: Situation, draft: Draft, document: Assignment, cause: Finding
-) -> Iterator[dict[str, object]]:
-    """Yield the journal records about a document that is written now, and why."""
+def document_records(situation: Situation, draft: Draft, document: Assignment) -> Iterator[dict[str, object]]:
+    """Yield the journal records about a document that is written now."""
     group = situation.snapshot.group
     at = situation.formatted_now
     generation = document.generation
+    cause = causes.rebalance_cause(situation, draft)
     states = situation.member_states
     # `standing`, a frozen name, is the member state.
     members = {pod.name: {"uid": pod.uid, "standing": str(states[pod.name])} for pod in situation.snapshot.pods}
