@@ -90,9 +90,16 @@ def test_queue_of_an_ended_pod_is_unowned_until_a_pod_with_this_uid_counts() -> 
     assert unowned(OWNED, a_pod("m1", a_report("m1", 5, Q))) == []
     assert unowned(OWNED, **deleted) == [0, 1, 2, 3, 4, 5]
     assert unowned(OWNED, a_pod("m1", uid="uid-later"), **deleted) == [0, 1, 2, 3, 4, 5], "a pod of the same name"
+    ended = {"m1": MemberState.ENDED}
+    assert unowned(OWNED, a_pod("m1", a_report("m1", 5, Q)), states=ended, **deleted) == [0, 1, 2, 3, 4, 5], (
+        "still seen"
+    )
+    assert unowned(OWNED, a_pod("m1", a_report("m1", 5, Q), ended=True), states=ended) == [0, 1, 2, 3, 4, 5]
     restarted = document_of(Share("uid-m1", tuple(Q), 1))
     assert unowned(restarted, process(2)) == [], "its next process takes the queues up"
     assert unowned(restarted, process(2), states={"m1": MemberState.RESTARTING}) == [0, 1, 2, 3, 4, 5]
+    stopped = process(1, stopped_for=1.0)
+    assert unowned(restarted, stopped, states={"m1": MemberState.RESTARTING}) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("generation", [0, 1, 5])
