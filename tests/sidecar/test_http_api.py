@@ -197,7 +197,7 @@ async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_cl
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attackers: list[str], *, hook_is_first: bool
 ) -> None:
     """Too many waiting clients, and then 128 silent connections, caused the server to close the hook's connection."""
-    monkeypatch.setattr(http_api, "DRAIN_BEGINS_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(http_api, "DRAIN_START_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     latch = Latch()
     async with a_member(tmp_path) as member, AsyncExitStack() as connections:
 
@@ -233,7 +233,7 @@ async def test_drain_status_request_of_an_apps_hook_is_not_displaced_by_other_cl
 async def test_drain_status_responds_when_no_drain_begins_and_begins_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_api, "DRAIN_BEGINS_SECONDS", 0.05)
+    monkeypatch.setattr(http_api, "DRAIN_START_TIMEOUT_SECONDS", 0.05)
     async with a_member(tmp_path) as member:
         await member.assign([FIRST])
         assert await member.request("/v1/drained") == (200, "no drain has started\n")

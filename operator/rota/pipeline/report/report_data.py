@@ -206,12 +206,12 @@ class LeadingGroup(NamedTuple):
 def find_leading_group(data: Findings) -> LeadingGroup | None:
     """Return the group that dominates the total gain; None if no group does or it is the only judged group."""
     now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)  # each group with the policy recommended for it
+    recommended = sums_of(data, OWN_POLICIES)  # each group with the policy recommended for it
     rivals = data.scope.groups - data.scope.unjudged - 1
     first = data.groups[0] if data.groups else None
-    if now is None or each is None or first is None or not first["change"] or not rivals:
+    if now is None or recommended is None or first is None or not first["change"] or not rivals:
         return None
-    gain = now["cost"] - each["cost"]
+    gain = now["cost"] - recommended["cost"]
     share = (first["cost_now"] - first["cost_then"]) / gain if gain > 0 else 0.0
     return LeadingGroup(first["group"], min(share, 1.0)) if share > DOMINANT_FRACTION else None
 

@@ -11,9 +11,9 @@ from rota.sidecar.status.control_api import LIMITS, ControlApi, ControlHost, Rep
 from rota.sidecar.status.waiting_hooks import WaitingHooks
 
 PORT = 9911
-# How long preStop hooks of app containers wait for the sidecar's hook, which runs at the same time. If no drain starts,
-# only the app's container is being stopped. A node on which many pods end at once needs seconds to run that hook.
-DRAIN_BEGINS_SECONDS = 10.0
+# An app container's preStop hook waits this long for a drain to start. If the pod ends, the sidecar's own hook starts
+# one, within seconds even if many pods of the node end at once. If not, only the app's container is being stopped.
+DRAIN_START_TIMEOUT_SECONDS = 10.0
 
 
 class StatusSource(ReportSource, Protocol):
@@ -42,7 +42,7 @@ class ApiHost(ControlHost, Protocol):
 
 
 class StatusApi:
-    """The routes; for a member without a key, including those of the control port."""
+    """The routes of this port; also those of `ControlApi` if the member has no key, and so no control port."""
 
     def __init__(self, host: ApiHost, control: ControlApi) -> None:
         self._host = host
@@ -69,10 +69,10 @@ class StatusApi:
         return encode_report(self._host)
 
     async def _drained(self, request: web.Request) -> web.Response:
-        """Let the hook of an app container wait for the drain, if one starts."""
+        """Let an app container's hook wait for the drain, if one starts; meanwhile its connection is kept open."""
         with self._waiting_hooks.protect(request):
             try:
-                async with asyncio.timeout(DRAIN_BEGINS_SECONDS):
+                async with asyncio.timeout(DRAIN_START_TIMEOUT_SECONDS):
                     await self._host.pod_drain_started.wait()
             except TimeoutError:
                 return web.Response(text="no drain has started\n")

@@ -20,14 +20,14 @@ from rota.pipeline.report.plots import escape_text, format_number
 from rota.pipeline.report.report_data import Findings, best_for_all, find_leading_group, sums_of
 from rota.pipeline.report.sections.backtest_section import describe_result
 
-FIRST_CHANGES = 3  # groups in the answer
+FIRST_CHANGES = 3  # groups that the answer names
 
 
 def render_answer(data: Findings) -> Iterator[str]:
     """Yield the parts of the section: the conclusion, the first changes, their effects, and problems."""
     yield from _conclusion(data)
     yield from _first_changes(data)
-    yield from _tiles(data)
+    yield from _summary_tiles(data)
     yield from _effects(data)
     if data.backtest is not None and data.backtest.groups:
         yield f'<p>{escape_text(describe_result(data.backtest))}: <a href="#backtest">the test</a>.</p>'
@@ -36,9 +36,9 @@ def render_answer(data: Findings) -> Iterator[str]:
 
 def _conclusion(data: Findings) -> Iterator[str]:
     now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)
+    recommended = sums_of(data, OWN_POLICIES)
     best = best_for_all(data)
-    if now is None or each is None:
+    if now is None or recommended is None:
         yield '<p class="notice">The present cost of the groups is unknown, so there is nothing to compare.</p>'
         return
     changing = data.scope.changing
@@ -52,7 +52,7 @@ def _conclusion(data: Findings) -> Iterator[str]:
         of_that = ""
         if first := find_leading_group(data):
             of_that = f"; of that {format_percent(first.gain_fraction)} is group {escape_text(first.group)}"
-        difference = describe_change(now["cost"], each["cost"])
+        difference = describe_change(now["cost"], recommended["cost"])
         yield (
             f'<p class="answer"><strong>{changing:,} of {format_count(judged, "group")}</strong> would benefit from '
             "another policy. If each used its own, all together would cost "
@@ -74,7 +74,7 @@ def _first_changes(data: Findings) -> Iterator[str]:
     changing = [row for row in data.groups if row["change"]]
     if not changing:
         return
-    card_count = len(data.plotted_groups)
+    card_count = len(data.plotted_groups)  # these, the first of `changing`, have cards with plots
     items: list[str] = []
     for place, row in enumerate(changing[:FIRST_CHANGES], 1):
         items.append(
@@ -91,20 +91,20 @@ def _first_changes(data: Findings) -> Iterator[str]:
 
 def _effects(data: Findings) -> Iterator[str]:
     now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)
-    if now is None or each is None or not data.scope.changing:
+    recommended = sums_of(data, OWN_POLICIES)
+    if now is None or recommended is None or not data.scope.changing:
         return
-    better, worse = improvements_and_drawbacks(now, each)
+    better, worse = improvements_and_drawbacks(now, recommended)
     if better:
         yield f"<p>Per day, for all groups together: {'; '.join(better)}.</p>"
     if worse:
         yield f"<p>Drawbacks: {'; '.join(worse)}.</p>"
 
 
-def _tiles(data: Findings) -> Iterator[str]:
+def _summary_tiles(data: Findings) -> Iterator[str]:
     now = sums_of(data)
-    each = sums_of(data, OWN_POLICIES)
-    if now is None or each is None or not data.scope.changing:
+    recommended = sums_of(data, OWN_POLICIES)
+    if now is None or recommended is None or not data.scope.changing:
         return
     items = ""
     for title, show, name in (
@@ -115,7 +115,7 @@ def _tiles(data: Findings) -> Iterator[str]:
         ("Busiest to mean load", _format_load_factor, "imbalance"),
         ("Mean lag", format_number, "lag_mean"),
     ):
-        then = f'<dd class="much">{show(each[name])}</dd>'
+        then = f'<dd class="much">{show(recommended[name])}</dd>'
         items += f'<div><dt>{title}</dt>{then}<dd class="was">now {show(now[name])}</dd></div>'
     yield f'<dl class="tiles">{items}</dl>'
 
