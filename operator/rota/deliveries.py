@@ -37,8 +37,8 @@ class DeliveryOutcome(StrEnum):
     REFUSED = "refused"  # there was no connection
 
 
-# The app was not reached: `failures` counts this, but the message loses no attempt; AppNotListening and AppPathNotFound
-# report it.
+# The app did not get the message, so the attempt is in `failures`, but does not count towards the message's attempts.
+# The conditions AppNotListening and AppPathNotFound report it.
 APP_UNREACHED_OUTCOMES = frozenset({DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND})
 
 _OUTCOME_BY_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.UNPROCESSABLE}
@@ -91,11 +91,9 @@ class QueueCounts(Struct, frozen=True, rename="camel", omit_defaults=True, gc=Fa
     first_attempts: Count = 0  # messages whose first attempt ended, with any outcome of the app
     done: Count = 0  # attempts that succeeded
     failures: Annotated[dict[Word, Count], Meta(max_length=MAX_OUTCOMES)] = {}  # failed attempts by outcome
-    active_seconds: Seconds = 0.0  # for which the two fields below were measured
-    in_flight_seconds: Seconds = (
-        0.0  # sum of messages' times at the app; divided by `active_seconds`: their mean number
-    )
-    backlog_seconds: Seconds = 0.0  # for which fetched messages waited for their delivery
+    active_seconds: Seconds = 0.0  # time in which `in_flight_seconds` and `backlog_seconds` were measured
+    in_flight_seconds: Seconds = 0.0  # total of messages' times at the app; over `active_seconds`: their mean number
+    backlog_seconds: Seconds = 0.0  # time in which fetched messages waited for their delivery
 
 
 class HandlingTimes(Struct, frozen=True, rename="camel"):

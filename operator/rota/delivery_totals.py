@@ -22,7 +22,7 @@ INTERVAL_SECONDS = 15.0  # length of the intervals that make up the window
 MIN_ATTEMPTS = 10  # in the window; with fewer, no new problem is reported
 FAILING_SHARE = 0.5  # of failed attempts, from which on the app counts as failing
 RECOVERED_SHARE = 0.25  # below which a failing app counts as working again
-MESSAGE_INTERVAL_SECONDS = 60.0  # between two sentences with different figures: each is a write to the API server
+MESSAGE_INTERVAL_SECONDS = 60.0  # between updates of the problem's figures: each is a write to the API server
 NEW_LEADER_GRACE_SECONDS = 120.0  # for which a new leader keeps the published problem
 BYTES_PER_QUEUE = 800  # memory of a queue's last counters and of its totals
 BYTES_PER_FAILURE = 200  # of each failure outcome in them
@@ -139,7 +139,7 @@ class GroupDeliveries:
         self._revisions: dict[str, str] = {}  # by the pod's uid
         self._intervals: deque[_Interval] = deque()
         self._last_failure: tuple[float, LastFailure] | None = None  # with its time
-        self._message_written_at = -math.inf  # when the problem's sentence was written
+        self._message_written_at = -math.inf  # when the problem's message was written
         self._grace_until: float | None = None
 
     def record(self, uid: str, revision: str, deliveries: MemberDeliveries, topics: Container[str], now: float) -> None:
@@ -173,7 +173,7 @@ class GroupDeliveries:
         self._intervals[-1].failed += attempts.failed
 
     def retain_only(self, uids: Collection[str], topics: Collection[str]) -> None:
-        """Forget members, except those with these uids, and topics, except these."""
+        """Keep the members with these uids, and these topics; forget all others."""
         ended = self._members.keys() - uids
         for uid in ended:
             del self._members[uid], self._revisions[uid]
@@ -207,7 +207,7 @@ class GroupDeliveries:
         return member.failing_messages if member else ()
 
     def update_problem(self, now: float) -> bool:
-        """Decide again whether most deliveries fail; return whether the problem or its sentence changed."""
+        """Decide again whether most deliveries fail; return whether the problem or its message changed."""
         if self._grace_until is None:
             self._grace_until = now + NEW_LEADER_GRACE_SECONDS
         previous = self.problem
@@ -225,7 +225,7 @@ class GroupDeliveries:
             return attempts.failed_share >= (RECOVERED_SHARE if self.problem else FAILING_SHARE)
         if self.problem is None:
             return False
-        # Few attempts prove nothing while messages wait for their next attempt, or after a change of the leader.
+        # Few attempts end a problem only after the grace time, and if all succeeded or no message waits for a retry.
         has_succeeded = attempts.total > 0 and not attempts.failed
         return now < (self._grace_until or 0.0) or (bool(self.delayed_messages) and not has_succeeded)
 

@@ -90,7 +90,7 @@ def group_file_options(command: Command, *, required: bool = True) -> Command:
 
 
 def operator_options(command: Command) -> Command:
-    """Add the options that name a group and its operator, read by `take_target`; what stays is `watch`."""
+    """Add the options that name a group and its operator; `take_target` reads all of them but `--watch`."""
     return _add_options(
         command,
         click.option("-n", "--namespace", help="Namespace of the group; default: that of the kubeconfig's context."),
@@ -120,7 +120,7 @@ def take_login(options: dict[str, Any]) -> "LoginOptions":
 
 
 def take_target(options: dict[str, Any]) -> "tuple[Target, Scope]":
-    """Remove the options of the operator and the namespace, and return them as values."""
+    """Remove the options that `operator_options` added, except `watch`, and return them as values."""
     from rota.cli.client.names import Scope
     from rota.cli.client.watch import Target
 

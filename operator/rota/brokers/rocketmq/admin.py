@@ -18,7 +18,7 @@ class AdminClient(RocketMQBrokers):
     """Client that also creates and changes topics, groups and brokers; the operator itself sends no such request."""
 
     async def client_ids(self, group: str, broker: str) -> tuple[str, ...]:
-        """Return the distinct client ids online in a group, as members of RocketMQ's own rebalancing request them."""
+        """Return the distinct client ids online in a group, as RocketMQ's Java clients read them to rebalance."""
         response = await self._client.call(broker, requests.client_ids(group))
         if response.code == ResponseCode.SYSTEM_ERROR and NO_CONSUMER_REMARK in response.remark:
             return ()

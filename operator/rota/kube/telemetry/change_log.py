@@ -35,7 +35,7 @@ class ChangeLog:
                 case "plan":
                     self._log_assignment(key, record, starts_rebalance=record["at"] == rebalance_started_at)
                 case "membership":
-                    # "standing", a frozen name, is the member state.
+                    # "standing" is the member state; names in the journal do not change.
                     states = {name: pod["standing"] for name, pod in record["members"].items()}
                     self._log_members(key, record["generation"], states)
                 case "handover":

@@ -116,7 +116,7 @@ def _members(scrape: _Scrape) -> Samples:
         for state, count in members.items():
             yield (state,), count
     if scrape.facts.broker.unmanaged_ids is not None:
-        yield ("Foreign",), len(scrape.facts.broker.unmanaged_ids)  # a frozen name
+        yield ("Foreign",), len(scrape.facts.broker.unmanaged_ids)  # unmanaged; names in metrics do not change
 
 
 def _releasing(scrape: _Scrape) -> int:

@@ -1,7 +1,7 @@
 """Reverse patch: the differences between a changed value and its original, from which the original is restored.
 
-A part that a user has changed since then stays as it is. Values that may be absent are lists here: of one value, or
-empty. The reverse patch of `{"a": 1, "b": 3, "c": 4}`, which was `{"a": 1, "b": 2}`, is
+A part that a user has changed since then stays as it is. A value that may be absent is a list here: `[value]`, or `[]`
+if it is absent. The reverse patch of `{"a": 1, "b": 3, "c": 4}`, which was `{"a": 1, "b": 2}`, is
 `[[["b"], [3], [2]], [["c"], [4], []]]`.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 _Path = Annotated[list[str | int], Meta(min_length=1)]
-_OptionalValue = Annotated[list[Any], Meta(max_length=1)]  # a list of one value; empty if it is absent
+_OptionalValue = Annotated[list[Any], Meta(max_length=1)]  # [value]; [] if it is absent
 _Entry = tuple[_Path, _OptionalValue, _OptionalValue]  # path, patched value, original value
 
 

@@ -169,7 +169,7 @@ def order_records(records: Iterable[AssignmentRecord], gaps: Gaps) -> list[Entry
 def sharing_uids(record: MembershipRecord | OwnersRecord) -> list[str]:
     """Return the uids of the members that share the queues."""
     members: Iterable[Present] = record.members.values()  # type: ignore[assignment]  # an Owner has the same fields
-    # `standing` is the member's state; journals keep that name.
+    # `standing` is the member state; names in the journal do not change.
     return [member.uid for member in members if member.standing in SHARING_STATES]
 
 

@@ -34,7 +34,7 @@ def _run_replay(history: GroupHistory, policy: PolicySpec | None) -> Replay:
 
 
 def _to_row(replay: Replay, policy: PolicySpec | None) -> MetricsRow:
-    """Return the metrics of a replay, its strategy, problem and series."""
+    """Return the metrics of a replay, with its strategy, its problem and the points of its plots (`series`)."""
     metrics = replay.metrics
     problem = metrics.problem
     if policy and not problem:  # the recorded policies (None) were in force, so they are usable

@@ -1,4 +1,4 @@
-"""Evidence about the holders of queues, and the proofs that follow for queues without an owner in the document."""
+"""Evidence about the holders of queues, and proofs that no pod consumes the queues without an owner in the document."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,9 +26,9 @@ class HolderProofs:
     _evidence_cache: dict[tuple[Holder, int], HolderEvidence] = field(default_factory=dict)  # by process
 
     def evidence_of(self, holder: Holder, incarnation: int = 0) -> HolderEvidence:
-        """Return the evidence about a process of a holder's pod; 0: about the process that runs.
+        """Return the evidence about one process of a holder's pod, by its incarnation; 0: about the process that runs.
 
-        A holder without a pod has not ended for that reason alone.
+        A holder without a pod in the snapshot has ended only if its uid is in `deleted_uids`.
         """
         evidence = self._evidence_cache.get((holder, incarnation))
         if evidence is None:  # cached, as it is needed for each queue of a holder
@@ -44,15 +44,15 @@ class HolderProofs:
         return HolderEvidence()
 
     def evidence_of_owner(self, holder: Holder) -> HolderEvidence:
-        """Return the evidence about the process to which the document gives queues."""
+        """Return the evidence about an owner's process, the one that the document names."""
         return self.evidence_of(holder, self.document.members[holder.name].incarnation)
 
     @cached_property
     def unowned_proof(self) -> Proof:
-        """The proof that no member consumes a queue without an owner in the document.
+        """The proof that no pod consumes a queue without an owner in the document.
 
-        There is none while the brokers' consumers are unknown, or while a pod whose name another pod has taken over may
-        still run and obey a lost assignment.
+        There is none while the brokers' consumers are unknown. Nor, after an assignment was lost and rebuilt, while a
+        pod may still run and obey the lost one although another pod has its name.
         """
         may_obey_lost_assignment = self.document.barrier and self.snapshot.replaced_holders
         if self.snapshot.unmanaged_consumers is None or may_obey_lost_assignment:
@@ -65,15 +65,15 @@ class HolderProofs:
 
     @cached_property
     def unrecorded_drains(self) -> dict[Queue, Proof]:
-        """The queues that a pod still has after the assignment was lost, and that the new one does not name.
+        """The queues that pods still own or drain, by their reports, but that the rebuilt assignment does not name.
 
-        Each with the proof about them: LOST if every pod that may still consume the queue is lost, otherwise NONE.
+        Each with its proof: LOST if every pod that may still consume the queue is lost, otherwise NONE.
         """
         if not self.document.barrier:
             return {}
         proofs: dict[Queue, Proof] = {}
         named = {*self.owners, *self.document.releasing}
-        # The first document after the loss revokes such queues. A later one makes this time shorter, which is safe.
+        # The first rebuilt document revoked them. If this one is later, its pods count as lost later, which is safe.
         revoked_for = record.seconds_since(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
             if self.evidence_of(pod.holder).ended:
@@ -101,7 +101,7 @@ class HolderProofs:
 
     @cached_property
     def _oldest_generation(self) -> int:
-        """The oldest generation that a member may still obey; 0 while it is not known if an absent holder has ended."""
+        """The oldest generation that a pod may still obey; 0 while a member in the document has no pod, but may run."""
         pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
         absent_holders = self.document.entry_holders.difference(pod.holder for pod in pods)
         if not all(self.evidence_of(holder).ended for holder in absent_holders):

@@ -68,7 +68,7 @@ def _queues_of_earlier_processes(document: Assignment, pod: PodSnapshot) -> Coll
 
 
 def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
-    """Return the evidence about this process of a pod; 0: about the process that runs.
+    """Return the evidence about one process of a pod, by its incarnation; 0: about the process that runs.
 
     A process counts as ended only if its pod has obeyed a document with incarnations (a later process may read an older
     document late, and would consume its shares), and if the report is fresh (the later process may inherit the share).

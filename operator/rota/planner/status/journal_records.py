@@ -1,4 +1,4 @@
-"""Journal records of a plan: members, decisions and conditions."""
+"""Journal records of a plan: members, handovers and conditions; and of a stored document: the owners of all queues."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ def document_records(situation: Situation, draft: Draft, document: Assignment) -
     generation = document.generation
     cause = causes.rebalance_cause(situation, draft)
     states = situation.member_states
-    # `standing`, a frozen name, is the member state.
+    # `standing` is the member state; names in the journal do not change.
     members = {pod.name: {"uid": pod.uid, "standing": str(states[pod.name])} for pod in situation.snapshot.pods}
     yield journal_record("membership", group, at, generation=generation, members=members)
     yield journal_record(
@@ -78,7 +78,7 @@ def condition_records(situation: Situation, status_now: Mapping[str, Any]) -> It
         if condition["type"] in conditions.DERIVED_CONDITIONS or is_unchanged:
             continue
         yield journal_record(
-            "verdict",  # of a condition: its new status; `verdicts` in the journal are lag states
+            "verdict",  # a condition's new status (in `offsets` records, `verdicts` counts lag states)
             situation.snapshot.group,
             situation.formatted_now,
             condition=condition["type"],

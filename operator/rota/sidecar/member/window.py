@@ -2,16 +2,16 @@
 
 **No unfinished message is skipped.** The committed offset is the lowest unfinished offset or, if every message is
 finished, the next offset to fetch, which lies behind messages that filters and compaction left out. It goes back only
-by `reset`. A start offset that the broker does not have is committed first: the next member would look up a later
-`Latest`, and messages in between would be lost.
+by `reset`. A start offset that the broker is not known to have is committed even before a message is finished.
+Without it, the next member would look up a later `Latest`, and skip the messages in between.
 
-**A stopped window discards messages that it did not hand out**, and fetches from there again when it is resumed. A late
-answer for an offset that is no longer the next one would leave a hole; it is ignored, unless it is a `RESET`, which the
-broker sends once.
+**A stopped window discards the messages that it has not handed out**; a resumed one fetches them again. The answer to a
+pull for another offset than `next_offset` would leave a hole, so it is ignored, except a `RESET`: it reports that the
+group's offset was set at the broker, and the broker sends it only once.
 
 **A reset ends no delivery.** Open deliveries go on at the app: until they end, an Orderly queue starts no other, and
-the window is not idle. But their end finishes no message of the window, and the answer to a commit that was under
-way is ignored. So one window serves for as long as a member has the queue, however often its start is looked up again.
+the window is not idle. But such a delivery finishes no message of the window, and the answer to a commit from before
+the reset is ignored. So a member needs one window per queue, however often the queue's start is looked up again.
 """
 
 from collections import deque
@@ -87,7 +87,7 @@ class _ReturnedMessage(NamedTuple):
 class QueueWindow:
     """The messages of one queue between fetching and committing; other modules may read the public fields.
 
-    A new window has no start offset: the first `reset` sets it. Later ones, after rewound or lost offsets, keep it.
+    A new window has no start offset: the first `reset` sets it. Later ones leave it, and set the next offset only.
     """
 
     next_offset: int  # the next offset to fetch; without a meaning before the first reset
@@ -123,7 +123,7 @@ class QueueWindow:
             collection.clear()
 
     def rewind(self, start: int) -> None:
-        """Continue at an offset that a user or the broker set; what this repeats is not counted against rebalances."""
+        """Continue at an offset that a user or the broker set; the repeated messages do not count as redelivered."""
         self.reset(start)
         self.max_sent_offset = None
 

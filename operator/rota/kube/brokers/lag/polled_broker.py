@@ -11,8 +11,8 @@ from rota.brokers.errors import BrokerError, MalformedResponseError, Unreachable
 from rota.kube.brokers.lag.lag_merge import BrokerLag
 from rota.model import Queue
 
-KEEP_BROKER_SECONDS = 600.0  # for which the samples of a broker that no route lists are kept
-MAX_KEPT_BROKERS = 1000  # such brokers: a malicious name server may list different ones each time
+KEEP_BROKER_SECONDS = 600.0  # how long a broker is kept, with its samples, after a group needed it last
+MAX_KEPT_BROKERS = 1000  # kept brokers that no route lists: a malicious name server may list others each time
 # For one request: its own timeout of 10 s, and the time to look up the broker again.
 REQUEST_TIMEOUT_SECONDS = 15.0
 POLL_DEADLINE_SECONDS = 60.0  # after which a poll sends no more requests; groups left out are first in the next poll
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class ResolvedOffset(NamedTuple):
-    """Where a group is on a queue whose offset was 0 or missing in the group's statistics (`queue_resolver`)."""
+    """A group's offset on a queue that it may never have consumed: its statistics have 0 or none (`queue_resolver`)."""
 
     poll: int  # the number of the poll with the request
-    was_empty: bool  # whether the queue was empty then
+    was_empty: bool  # whether the queue was empty then; once that changes, the offset is requested again
     offset: int | None  # the committed offset, or where the group will start; None: neither is known
 
 
@@ -39,7 +39,7 @@ class PolledBroker(BrokerLag):
 
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REQUESTS))
     resolved: dict[GroupQueue, ResolvedOffset] = field(default_factory=dict)  # queues that may never have been consumed
-    polls: int = 0
+    polls: int = 0  # completed polls
     poll_started_at: float = 0.0  # start of the current poll
     last_response_at: float = 0.0
     is_away: bool = False  # whether it does not respond in this poll

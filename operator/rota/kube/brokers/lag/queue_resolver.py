@@ -1,4 +1,4 @@
-"""Resolves queues with offset 0 in a group's statistics, which it may never have consumed: asks about each alone."""
+"""Requests groups' offsets on queues that they may never have consumed: their statistics have none, or 0."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,7 +19,7 @@ MAX_OFFSET = 2**63 - 1  # brokers count in Java's longs: a larger or negative nu
 
 
 class _Question(NamedTuple):
-    """What is known of a queue before it is asked about."""
+    """A queue to ask about, as its sample and its topic describe it."""
 
     is_empty: bool
     starts_at: float | None  # since when the topic is consumed, if the group starts at Latest

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
 MAX_CACHED_USERS = 1_000
-RECENT_SECONDS = 600.0  # after a token was accepted: for so long its reviews do not wait for those of unknown tokens
+RECENT_SECONDS = 600.0  # for which the reviews of an accepted token have slots apart from those of unknown tokens
 MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
 MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
 MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot
@@ -69,7 +69,7 @@ class Reviewer:
         self._rejected: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_USERS)
         self._rights: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_RIGHTS)
         self._recent_tokens: ExpiringCache[bytes, bool] = ExpiringCache(RECENT_SECONDS, MAX_CACHED_USERS)
-        # Separate: clients without a login cause reviews of unknown tokens only, and must not delay other reviews.
+        # Separate slots: a client without a login sends only unknown tokens, and must not delay other users' reviews.
         self._token_reviews = _SharedReviews()
         self._recent_token_reviews = _SharedReviews()
         self._right_reviews = _SharedReviews()

@@ -49,7 +49,7 @@ def _build_record(key: ObjectKey, lag: GroupLag) -> JournalRecord | None:
     for (topic, broker), queues in groupby(sorted(samples), key=lambda queue: (queue.topic, queue.broker)):
         topics.setdefault(topic, {})[broker] = _columns(queues, samples)
     at = format_time(lag.sampled_at)
-    # `verdicts` is the journal's frozen name of lag states.
+    # `verdicts` counts lag states; names in the journal do not change.
     return journal_record("offsets", "/".join(key), at, topics=topics, verdicts=dict(lag_states))
 
 

@@ -1,7 +1,7 @@
 """Makes the journal records that plans do not contain: obeyed grants, ended rebalances, redeliveries, and ownership.
 
-The owners of all queues of a group are recorded when an operator starts to record the group, once an hour, and when the
-assignment does not follow from the last recorded one.
+The owners of all queues of a group are recorded when an operator starts to record the group, once an hour, and when a
+generation is missing in the records or was rebuilt, so that its owners do not follow from earlier records.
 """
 
 from collections import defaultdict
@@ -47,7 +47,7 @@ class JournalRecorder:
     def build_records(
         self, result: ReconcileResult, change: RebalanceChange, now: float, snapshot: Callable[[], Snapshot]
     ) -> Iterator[JournalRecord]:
-        """Yield the records of a reconcile; `now`: seconds since 1970; `snapshot`: called only if ownership is due."""
+        """Yield the records of a reconcile; `now`: seconds since 1970; `snapshot`: called only to record all owners."""
         group = result.group.namespaced_name
         at = format_time(now)
         yield from _obeyed_records(group, at, change)
@@ -70,7 +70,7 @@ class JournalRecorder:
 
 
 def _is_generation_gap(last_generation: int, document: Assignment) -> bool:
-    """Whether plan records do not lead from `last_generation` to the document, so that readers need all owners."""
+    """Whether the records of plans since `last_generation` are not enough to derive the document's owners."""
     if document.generation == last_generation:
         return False
     # A document with a barrier of its own generation was rebuilt, so it does not follow from the previous owners.

@@ -57,7 +57,7 @@ METRICS = (
 
 
 class MetricsOutput:
-    """Places for the metrics of a run, which are checked before the run; None: not wanted."""
+    """A file and a Pushgateway for the metrics of a run, both optional, and checked before the run."""
 
     def __init__(self, file: str | None, gateway: str | None) -> None:
         if file is not None and not file.endswith(SUFFIX):
