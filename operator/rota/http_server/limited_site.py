@@ -72,7 +72,7 @@ class LimitedSite(web.BaseSite):
             self._tasks.append(asyncio.create_task(accepting, name="listen"))
 
     async def stop(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         for task in self._tasks:
             task.cancel()
         self._handshakes.cancel()

@@ -1,4 +1,4 @@
-"""Executor of the member's effects, in order.
+"""Carries out the member's effects, in order: an effect may store state, and then runs commands.
 
 The state that effects must store is on the disk before their commands run and before a report shows them. While the
 disk fails, these effects and all later ones wait, and the published report does not change: a restart would forget
@@ -41,7 +41,7 @@ class EffectRunner:
         self._on_done = on_done
         self._pending: deque[Effects] = deque()
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._skips_failed_writes = False  # the member ends: effects that cannot be stored are run, too
+        self._skips_failed_writes = False  # the pod ends: commands run even if their state cannot be stored
         self._has_run_unstored = False  # such effects were run: the published report stays as it was before them
         # Whether the present STATE_WRITE_FAILED was reported here: a successful write here must not clear a problem
         # that ConfigFollower reported under the same reason.
@@ -56,7 +56,7 @@ class EffectRunner:
         return self._published_report
 
     def freeze_report(self) -> None:
-        """Fix the report to publish while the next effects wait; call this before a decision that must be stored."""
+        """Renew the report that stays published while effects wait; call this before a decision that must be stored."""
         self._published_report = self.published_report
 
     @property

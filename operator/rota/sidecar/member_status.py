@@ -21,7 +21,7 @@ from rota.sidecar.status.self_report import QueuesPage, ReleasedQueues, full_rep
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 from rota.tls import Validity
 
-NOTICE_SECONDS = 1.0  # within this time, several notices from brokers count as one
+NOTICE_SECONDS = 1.0  # brokers' notices of changed consumers within this time count as one
 
 
 class MemberStatus:
@@ -125,7 +125,7 @@ class MemberStatus:
             return f"the member is not yet registered with the brokers of {session.settings.group}"
         brokers = {queue.broker for queue in self._readers}
         reachability = self._effect_runner.published_report.brokers
-        unreachable = {broker for broker in brokers if not reachability.get(broker, True)}  # not asked yet: reachable
+        unreachable = {broker for broker in brokers if not reachability.get(broker, True)}  # unprobed: reachable
         if brokers and unreachable == brokers:
             return f"no response from {', '.join(sorted(brokers))}"
         return ""

@@ -46,7 +46,7 @@ class MemoryConsumer:
     def _check_tag_filter(self, topic: str) -> None:
         if topic not in self._subscriptions:
             raise ValueError(f"{self._group} has not subscribed to {topic}")
-        if self._subscriptions[topic].type != "Tag":  # the message is a real broker's
+        if self._subscriptions[topic].type != "Tag":  # with a real broker's text
             raise RejectedError(f"{topic}: The broker does not support consumer to filter message by SQL92")
 
     async def join(self) -> None:
@@ -89,7 +89,7 @@ class MemoryConsumer:
     async def _check_topics(self) -> None:
         await self._simulate_request(NAME_SERVER)
         if not self._store.brokers_of(self._subscriptions):
-            # No subscribed topic is on any broker: this raises the reason.
+            # No broker has a subscribed topic: this raises NotFoundError.
             await self._cluster.queues(next(iter(self._subscriptions)))
 
     async def pull(
@@ -107,7 +107,7 @@ class MemoryConsumer:
         pulled = await self._fetch(queue, offset, max_messages)
         if commit_offset is not None:
             await self.commit(queue, commit_offset)
-        # Nothing was read, not even a message with another tag: at the end of the queue, wait for new messages.
+        # The pull skipped no message of another tag either, so it is at the queue's end: wait for new messages.
         if pulled.next_offset == offset:
             while not (pulled.messages or pulled.correction) and now() < until:
                 await self._store.wait_for_messages(queue, self, until - now())
@@ -180,7 +180,7 @@ class MemoryConsumer:
         prefix = DEAD_LETTER_PREFIX if dead else RETRY_TOPIC_PREFIX
         queue_count = 1 if dead else self._groups.require_settings(self._group, broker).retry_queues
         queue = choice(self._store.create_queues(prefix + self._group, broker, queue_count))  # noqa: S311 - not a secret
-        # By default the delay grows with each attempt; level 3, the first, is 10 s at a real broker.
+        # At level 0, the default, the delay grows with each attempt: first level 3, which is 10 s at a real broker.
         level = 0 if dead else delay_level or 3 + stored.reconsume_times
         retry = {
             "ORIGIN_MESSAGE_ID": f"{stored.commit_log_offset:032X}",
@@ -195,7 +195,7 @@ class MemoryConsumer:
         return self._groups.committed_offsets[self._group].get(queue)
 
     async def commit(self, queue: Queue, offset: int) -> None:
-        """Commit an offset for the group; like a real broker, accept it from any client."""
+        """Commit an offset for the group; like a real broker, this does not check which client sends it."""
         if offset < 0:
             raise ValueError(f"Offset {offset} cannot be committed for {queue}")
         await self._simulate_request(queue.broker)

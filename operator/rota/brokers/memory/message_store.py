@@ -18,7 +18,7 @@ DELAY_LEVEL_SECONDS = (0, 1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7
 
 
 class _DelayedMessage(NamedTuple):
-    """A message that is stored at `due_at`; entries sort by that, then by their place in the commit log."""
+    """A message, and when to append it to its queue; entries sort by that, then by their place in the commit log."""
 
     due_at: float
     commit_log_offset: int
@@ -34,7 +34,7 @@ class MessageStore:
         self.compressed_ids: set[str] = set()  # ids of messages whose body the producer compressed with ZLIB
         self.positions = count(1)  # in the commit log
         self._topics: dict[str, dict[Queue, list[Message]]] = {}
-        self._delayed: list[_DelayedMessage] = []  # sorted
+        self._delayed: list[_DelayedMessage] = []  # sorted; messages without a delay, too
         self._waiting_pulls: dict[asyncio.Future[None], tuple[Queue, object]] = {}  # queue and consumer of each
 
     def create_queues(self, topic: str, broker: str, queue_count: int) -> list[Queue]:
@@ -99,24 +99,24 @@ class MessageStore:
 
     async def wait_for_messages(self, queue: Queue, consumer: object, timeout_seconds: float) -> None:
         """Wait until the queue may have another message; raise `UnreachableError` if the connection is lost."""
-        until_due = self._delayed[0].due_at - self.clock() if self._delayed else timeout_seconds
+        until_next_due = self._delayed[0].due_at - self.clock() if self._delayed else timeout_seconds  # in any queue
         waiter = asyncio.get_running_loop().create_future()
         self._waiting_pulls[waiter] = queue, consumer
         try:
-            await asyncio.wait([waiter], timeout=min(timeout_seconds, until_due))
+            await asyncio.wait([waiter], timeout=min(timeout_seconds, until_next_due))
             if waiter.done():
                 waiter.result()  # raises if the connection was lost
         finally:
             del self._waiting_pulls[waiter]
 
     def disconnect_broker(self, broker: str) -> None:
-        """Fail the pulls that wait at a broker."""
+        """Fail the waiting pulls at a broker."""
         for waiter, (queue, _) in self._waiting_pulls.items():
             if queue.broker == broker and not waiter.done():
                 waiter.set_exception(UnreachableError(f"{broker} closed the connection"))
 
     def disconnect_consumer(self, consumer: object) -> None:
-        """Fail the pulls of a consumer that wait."""
+        """Fail the waiting pulls of a consumer."""
         for waiter, (_, waiting_consumer) in self._waiting_pulls.items():
             if waiting_consumer is consumer and not waiter.done():
                 waiter.set_exception(UnreachableError("The member has closed its connections"))

@@ -69,7 +69,7 @@ class QueuePuller:
             self._requests.answer(LeaseEvent.READER_FAILED, lease_number)
 
     def stop(self) -> None:
-        """Cancel the open pull, and send no more."""
+        """Cancel the open pull, and stop pulling."""
         if self._task:
             self._task.cancel()
             self._task = None

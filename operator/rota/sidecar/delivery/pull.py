@@ -142,7 +142,7 @@ class PullDelivery:
         self._handouts.set_visibility_timeout(self._host.settings.delivery.pull.visibility_timeout)
 
     def on_queues_changed(self) -> None:
-        """Publish the held queues to the app, and hand out no more from released ones."""
+        """Publish the held queues to the app, and stop handing out messages of released ones."""
         for queue in self._assignments.update_held(self._host.status.report()):
             self._scheduler.withdraw(queue)
         self._settlement.clear_settled_rejection()  # the queue of the rejected message may be among the released ones

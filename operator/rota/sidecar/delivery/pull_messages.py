@@ -1,4 +1,4 @@
-"""Messages at the app in Pull delivery: open from their hand-out until the app answers or visibilityTimeout is over.
+"""Tracks messages that the app has pulled: each is open until the app answers or visibilityTimeout is over.
 
 Each hand-out of a message gets a new ID, unique among all sidecars. So an ack or nack that comes too late, or reaches
 another process, names an unknown ID and changes nothing.
@@ -25,10 +25,10 @@ from rota.sidecar.status.sidecar_metrics import topic_label
 
 MAX_CONCURRENT_SEND_BACKS = 32  # messages that end together are sent back to their brokers in groups of this size
 MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
-STALL_SECONDS = 0.5  # seconds: a sweep is later than this only after a stall of the process
+STALL_SECONDS = 0.5  # seconds: a sweep that runs later than this shows a stall of the process
 
-# The labels of metrics and spans are done, later, expired, dead, and cut (a message of a queue that this member loses).
-# Users' dashboards name them, so they stay. The outcome of an attempt that is retried, by its label:
+# Outcomes of attempts that are retried, by label. The labels of metrics and spans are these, done, dead, and cut (a
+# message of a queue that this member loses). Users' dashboards name them, so they stay.
 _DELIVERY_OUTCOMES = {"later": DeliveryOutcome.NACK, "expired": DeliveryOutcome.TIMEOUT}
 
 
@@ -64,7 +64,7 @@ class OpenMessage(NamedTuple):
 
     @classmethod
     def all_of(cls, batch: Batch) -> list[Self]:
-        """Return all open messages of a delivery, as if they had been handed out at its start."""
+        """Return all open messages of a delivery, with its start for the time of their hand-out."""
         return [cls(batch, message, batch.delivery.started_at) for message in batch.delivery.messages]
 
     @property
@@ -88,7 +88,7 @@ class HandoutTracker:
         self._settlement = settlement
         self._offer = offer
         self._open_messages: dict[str, OpenMessage] = {}  # at the app: by ID, in the order of `handed_out_at`
-        # The keys of rejected and expired messages: their end is counted, but the broker does not have them yet.
+        # Keys of rejected and expired messages: already counted as ended, but not yet sent back to the broker.
         self._being_sent_back: set[tuple[OpenDelivery, int]] = set()
         process_id = secrets.token_hex(6)
         self._handout_ids = (f"{process_id}-{number}" for number in count(1))
@@ -96,7 +96,7 @@ class HandoutTracker:
         self._closed = False
 
     def close(self) -> None:
-        """Look for overdue messages no more."""
+        """Stop the sweeps for overdue messages."""
         self._closed = True
         if self._sweep_timer:
             self._sweep_timer.cancel()
@@ -126,7 +126,7 @@ class HandoutTracker:
         return msgspec.json.encode({"messages": handed_out})
 
     def claim(self, handout_ids: Iterable[str]) -> tuple[list[OpenMessage], list[str]]:
-        """Remove hand-outs; return the open messages, which the caller settles, and the IDs without one."""
+        """Forget hand-outs; return their open messages, which the caller settles, and the IDs with no open message."""
         entries: list[OpenMessage] = []
         unknown: list[str] = []
         for handout_id in handout_ids:
@@ -139,7 +139,7 @@ class HandoutTracker:
 
     def ack(self, entries: Sequence[OpenMessage]) -> None:
         """Finish messages."""
-        self._count_answers(entries, DeliveryOutcome.DONE)
+        self._count_outcomes(entries, DeliveryOutcome.DONE)
         for entry in entries:
             self._settlement.ack(entry.batch, entry.message)
         self._on_ended(entries, "done")
@@ -155,7 +155,7 @@ class HandoutTracker:
         """
         to_send_back, reassigned = partition(entries, self._may_send)
         self._cut(reassigned)
-        self._count_answers(to_send_back, _DELIVERY_OUTCOMES[outcome])
+        self._count_outcomes(to_send_back, _DELIVERY_OUTCOMES[outcome])
         exhausted, retried = partition(to_send_back, self._is_last_attempt)
         self._on_ended(retried, outcome)
         self._on_ended(exhausted, "dead")
@@ -184,14 +184,14 @@ class HandoutTracker:
         entries: list[OpenMessage] = []
         for delivery in reader.window.open_deliveries:
             entries += OpenMessage.all_of(Batch(reader.queue, reader.window, delivery))
-        answered, at_app = partition(entries, self._is_being_sent_back)
-        self._return_to_windows(answered)  # their end is counted already
+        being_sent_back, at_app = partition(entries, self._is_being_sent_back)
+        self._return_to_windows(being_sent_back)  # already counted as ended
         self._cut(at_app)
 
     def take_back(self, batches: Iterable[Batch]) -> None:
         """Return the messages of deliveries that did not reach the app to their windows.
 
-        Not those that expired while the response was being written: these are being sent back to their brokers.
+        Messages that expired during the response are left out, since they are being sent back to their brokers.
         """
         entries: list[OpenMessage] = []
         for batch in batches:
@@ -213,8 +213,8 @@ class HandoutTracker:
         # Drop these entries now, not only when the app names their IDs: their bodies would stay in memory until then.
         self._open_messages = {name: entry for name, entry in self._open_messages.items() if entry.is_open}
 
-    def _count_answers(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:
-        """Count the app's answer to each message, while the number of its attempt is known."""
+    def _count_outcomes(self, entries: Sequence[OpenMessage], outcome: DeliveryOutcome) -> None:
+        """Count each message's outcome; call this before the message is settled, which changes its attempt number."""
         now = self._host.now()
         counts = self._host.delivery_counts
         topics = self._host.settings.topics
@@ -245,7 +245,7 @@ class HandoutTracker:
                 reader.on_change()
                 self._offer(reader)
 
-    # Messages without an answer.
+    # Sweeps for overdue messages.
 
     def _schedule_sweep(self, when: float) -> None:
         if self._sweep_timer is None and not self._closed:

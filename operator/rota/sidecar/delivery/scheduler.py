@@ -37,7 +37,7 @@ class DeliveryScheduler:
         self._ready[queue] = window  # a queue that was assigned again has another window
 
     def withdraw(self, queue: Queue) -> None:
-        """Give a queue no more turns."""
+        """Remove a queue from the turns until it is offered again."""
         self._ready.pop(queue, None)
 
     def start_next(

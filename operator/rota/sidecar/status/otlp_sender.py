@@ -52,7 +52,7 @@ class OtlpSender:
             set_span_in_context(NonRecordingSpan(parent), Context()),
             kind=SpanKind.CONSUMER,
             attributes=span.attributes,
-            links=[Link(parent)],  # required by the conventions for messaging, also for the parent
+            links=[Link(parent)],  # the messaging conventions require a link, although this is the parent
             start_time=to_nanoseconds(span.start),
         )
         if span.error:

@@ -36,7 +36,7 @@ class SidecarMetrics:
             "rota_sidecar_paused_seconds_total",
             "Seconds for which the app was unreachable or answered pushed messages with 404.",
         )
-        self._messages_of = cache(self._messages.labels)  # looking up labels takes longer than counting
+        self._message_counter_of = cache(self._messages.labels)  # cached: a look-up takes longer than counting
         self._inflight = self._buffered = self._generation = 0  # values of gauges, set by `render`
         metrics.add_computed(Metric("rota_sidecar_inflight", "Messages at the app now."), lambda: {(): self._inflight})
         metrics.add_computed(
@@ -62,7 +62,7 @@ class SidecarMetrics:
         )
 
     def _certificate_time(self, time_of: Callable[[Validity], float]) -> Mapping[Labels, float]:
-        """Return the value of a gauge without labels; none without a certificate."""
+        """Return the value of a gauge without labels; no value if there is no certificate."""
         validity = self._client_validity()
         return {(): time_of(validity)} if validity else {}
 
@@ -78,10 +78,10 @@ class SidecarMetrics:
         self._delivery_seconds.observe(seconds, {"trace_id": trace_id} if trace_id else None)
 
     def count_messages(self, messages: Sequence[Message], outcome: str, topics: Collection[str]) -> None:
-        """Count messages of one topic by outcome; of finished ones also record the time since they were sent."""
+        """Count messages of one topic by outcome; for finished messages, also record the time since they were sent."""
         if messages:
             topic = topic_label(messages[0], topics)
-            self._messages_of(topic, outcome).inc(len(messages))
+            self._message_counter_of(topic, outcome).inc(len(messages))
         if outcome == "done":
             now = time.time()
             for message in messages:
