@@ -48,7 +48,7 @@ class _Element(NamedTuple):
 
 
 def certificate_validity(pair: KeyPair) -> Validity | None:
-    """Return when the certificate itself is valid; None if that cannot be read."""
+    """Return when the first certificate in the text is valid; None if that cannot be read."""
     match = _CERTIFICATE_PATTERN.search(pair.certificate)
     try:
         return _read_validity(ssl.PEM_cert_to_DER_cert(match[0])) if match else None
@@ -61,7 +61,8 @@ def _read_validity(der: bytes) -> Validity:
 
     `ssl` reads the dates only of certificates that a peer has shown.
     """
-    field = _element(der, _element(der, _element(der, 0).start).start)  # the first field of tbsCertificate
+    to_be_signed = _element(der, _element(der, 0).start)  # the certificate's first element, tbsCertificate
+    field = _element(der, to_be_signed.start)
     if field.tag == _VERSION_TAG:
         field = _element(der, field.end)
     for _ in ("signature", "issuer", "validity"):  # after the serial number
@@ -76,9 +77,8 @@ def _element(der: bytes, offset: int) -> _Element:
     length = der[offset + 1]
     start = offset + 2
     if length >= _LONG_LENGTH:
-        size = length - _LONG_LENGTH
-        length = int.from_bytes(der[start : start + size], "big")
-        start = start + size
+        start += length - _LONG_LENGTH
+        length = int.from_bytes(der[offset + 2 : start], "big")
     if start + length > len(der):
         raise ValueError("an element ends after the certificate")
     return _Element(tag, start, start + length)
@@ -94,7 +94,7 @@ def _read_time(der: bytes, element: _Element) -> float:
 
 
 def certificate_digest(pair: KeyPair) -> str:
-    """Return the SHA-256 of the certificate itself, in hexadecimal; its authorities' certificates do not count."""
+    """Return the hexadecimal SHA-256 of the first certificate in the text; those of its authorities do not count."""
     match = _CERTIFICATE_PATTERN.search(pair.certificate)
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(match[0])).hexdigest() if match else ""
 
@@ -131,7 +131,7 @@ def load_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
     """Load a certificate into a context; raise ValueError if it cannot be used, or its key is encrypted."""
     with _as_file(pair.certificate) as certificate, _as_file(pair.key) as key:
         try:
-            context.load_cert_chain(certificate, key, lambda: "")  # without a password OpenSSL asks at the terminal
+            context.load_cert_chain(certificate, key, lambda: "")  # else OpenSSL asks for a password at the terminal
         except ssl.SSLError as error:
             raise ValueError(error.reason or "they are not in PEM form") from error
         except (OSError, ValueError, TypeError) as error:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 SUFFIX = ".jsonl.gz"
 _MAX_POD_CHARACTERS = 120  # file names have at most 255
 _SEGMENT = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)-[^/]+\.jsonl\.gz", re.ASCII)
-_OWN_NAME = re.compile(
+_OPERATOR_SEGMENT = re.compile(
     r"date=(\d{4}-\d\d-\d\d)/(\d\d)-([^/]+)-([0-9A-Za-z]+)-(\d{8}T\d{6}Z)-(\d{6,12})\.jsonl\.gz", re.ASCII
 )
 
@@ -31,13 +31,13 @@ class SegmentName(NamedTuple):
 
 def parse_segment(key: str) -> SegmentName | None:
     """Return the parts of a segment's key; None if no operator has given that name."""
-    match = _OWN_NAME.fullmatch(key)
+    match = _OPERATOR_SEGMENT.fullmatch(key)
     hour = segment_hour(key)
     return SegmentName(hour, match[3], match[4], match[5], int(match[6])) if match and hour else None
 
 
 def segment_hour(key: str) -> str | None:
-    """Return the hour of any segment, such as 2026-11-21T08, also with a user's name; None: it is no segment."""
+    """Return the hour in a segment's key, such as 2026-11-21T08, also if a user named the file; None for other keys."""
     match = _SEGMENT.fullmatch(key)
     if not match:
         return None

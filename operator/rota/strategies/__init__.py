@@ -153,7 +153,7 @@ def explain_all(
     *,
     present: Mapping[Queue, str] | None = None,
 ) -> list[str]:
-    """Return for each of these queues the sentence that `explain` returns.
+    """Return the sentence that `explain` returns, for each of these queues.
 
     The strategy runs again, since the reasons are those of its own result; if `owners` differ, the sentence says so.
     `present` has the owners that the roster was made from, including owners that are no longer members.

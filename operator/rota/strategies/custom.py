@@ -26,7 +26,7 @@ def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = Non
 
 
 def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
-    """Return for each queue that the custom strategy gives no reason."""
+    """Return the same sentence for every queue: a custom strategy gives no reasons."""
     return repeat(f"the custom strategy {name} chose it and gives no reason", len(queues))
 
 
@@ -46,7 +46,7 @@ def check_owners(name: str, result: object, roster: Roster) -> Owners:
 
 
 def owners_array(subject: str, result: object, roster: Roster) -> Owners:
-    """Return a result as owners. An array cannot give a queue two owners, but it may name unknown members."""
+    """Return a result as owners; raise ValueError for a wrong shape or type, or an index that no member has."""
     requirement = f"must return one member index for each of {len(roster.queues)} queues"
     owners = _call_user_code(subject, requirement, lambda: np.asarray(result))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":

@@ -15,7 +15,7 @@ from rota.sentences import pluralize
 
 
 def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
-    """Return a plan as plain values; with unmanaged consumers, they own all queues that no member owns."""
+    """Return a plan as plain values; unmanaged consumers, if any, own all queues that no member owns."""
     roster = inputs.roster
     unmanaged = inputs.unmanaged
     policy = UNMANAGED_POLICY if unmanaged else inputs.policy
@@ -59,14 +59,14 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
     if unknown_topics := topics.difference(run.topic for run in roster.runs):
         notes.append(f"unknown: topics without queues: {', '.join(sorted(unknown_topics))}")
     if inputs.client_ids and not inputs.unmanaged:
-        names = ", ".join(inputs.client_ids[:3]) + (", …" if len(inputs.client_ids) > 3 else "")  # noqa: PLR2004 - are enough
+        names = ", ".join(inputs.client_ids[:3]) + (", …" if len(inputs.client_ids) > 3 else "")  # noqa: PLR2004 - as examples
         consumers = pluralize(len(inputs.client_ids), "consumer")
         notes.append(f"connected: {consumers} in the group now: {names}; see --foreign")
     if inputs.group.paused:
         notes.append("paused: the group is paused, so its members release everything")
     if inputs.policy.paused:
         notes.append("paused: the policy is paused, so no queue is revoked from a member that consumes it")
-    # Balanced plans within the budget: if it uses all allowed moves, it would probably move more queues.
+    # The strategy Balanced keeps to the budget: a plan that uses all allowed moves probably leaves others for later.
     uses_whole_budget = budget is not None and move_count == budget.max_moves and inputs.policy.strategy == "Balanced"
     if budget and (move_count > budget.max_moves or uses_whole_budget):
         effect = "the others move later" if budget.max_moves else "no queue is revoked from a member that consumes it"
@@ -87,9 +87,9 @@ def print_preview(preview: dict[str, Any], *, diff: bool) -> None:
     print(f"{preview['strategy']}: {spread['least']} to {spread['most']} queues per member, {moves}")
     if preview["idle"]:
         print(f"idle: {', '.join(preview['idle'])}")
-    for whose in ("foreign", "unowned"):
-        if preview[whose]:
-            print(f"{whose}: {_share_columns(preview[whose])['queues']}")
+    for key in ("foreign", "unowned"):
+        if preview[key]:
+            print(f"{key}: {_share_columns(preview[key])['queues']}")
     for note in preview["notes"]:
         print(note)
 

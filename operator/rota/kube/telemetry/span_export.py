@@ -14,8 +14,8 @@ from opentelemetry.trace import Status, StatusCode, set_span_in_context
 from rota.kube.telemetry.traces import SpanNode, Trace, build_spans, trace_id
 from rota.otlp import to_nanoseconds
 
-# Spans of 2.8 kB. A rebalance has up to 601 (3 for each of MAX_HANDOVERS, and the root): the SDK's default of 2,048
-# would hold three large rebalances.
+# A span takes 2.8 kB. A rebalance has up to 601 spans (3 for each of MAX_HANDOVERS, and the root): the SDK's default of
+# 2,048 would hold only three large rebalances.
 MAX_QUEUED_SPANS = 16_384
 GRPC_MODULE = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 
@@ -54,7 +54,7 @@ class SpanRecorder:
 
 
 def grpc_exporter(variable: str, endpoint: str) -> SpanExporter:
-    """Return an exporter for gRPC. No extra installs its package; raise ValueError if it is missing."""
+    """Return an exporter for gRPC; raise ValueError without its package, which none of Rota's extras installs."""
     try:
         module = import_module(GRPC_MODULE)
     except ImportError:

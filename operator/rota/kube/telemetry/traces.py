@@ -81,7 +81,7 @@ def _handover_span(handover: QueueHandover, clock_origin: float, trace_start: fl
     granted = max(clock_origin + handover.granted_at, trace_start)
     obeyed = max(clock_origin + handover.obeyed_at, trace_start)
     error = FORCED_MESSAGE if handover.is_forced else ""
-    values: dict[str, str | int | float | bool] = {
+    attributes: dict[str, str | int | float | bool] = {
         "rota.queue.topic": handover.queue.topic,
         "rota.queue.broker": handover.queue.broker,
         "rota.queue.id": handover.queue.id,
@@ -90,10 +90,10 @@ def _handover_span(handover: QueueHandover, clock_origin: float, trace_start: fl
     }
     children = [SpanNode("obey", granted, max(granted, obeyed), {"rota.member": handover.next_owner.name})]
     if handover.previous_owner:
-        values["rota.from"] = handover.previous_owner.name
+        attributes["rota.from"] = handover.previous_owner.name
         release: SpanAttributes = {"rota.member": handover.previous_owner.name, "rota.forced": handover.is_forced}
         children.insert(0, SpanNode("release", revoked, max(revoked, granted), release, error))
-    return SpanNode("handover", revoked, max(revoked, obeyed), values, error, tuple(children))
+    return SpanNode("handover", revoked, max(revoked, obeyed), attributes, error, tuple(children))
 
 
 def _rebalance_attributes(trace: Trace) -> SpanAttributes:

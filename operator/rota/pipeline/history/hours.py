@@ -1,4 +1,4 @@
-"""Full hours of the UTC clock, and the periods that they split."""
+"""Hours of the clock, in UTC: the hour of a time, and the hours of a period."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ def split_by_hour(since: datetime, until: datetime) -> Iterator[HourPart]:
 
 
 def touched_hours(since: datetime, until: datetime) -> Iterator[datetime]:
-    """Yield the hours that a period touches: at least the hour in which it starts."""
+    """Yield the hours from that of `since` to that of `until`, both included; if `until` is earlier, only the first."""
     hour = hour_of(since)
     yield hour
     while (hour := hour + HOUR) <= until:

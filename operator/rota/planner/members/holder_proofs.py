@@ -26,7 +26,7 @@ class HolderProofs:
     _evidence_cache: dict[tuple[Holder, int], HolderEvidence] = field(default_factory=dict)  # by process
 
     def evidence_of(self, holder: Holder, incarnation: int = 0) -> HolderEvidence:
-        """Return the evidence about one process of a holder's pod, by its incarnation; 0: about the process that runs.
+        """Return the evidence about process `incarnation` of a holder's pod; 0: about the process that runs.
 
         A holder without a pod in the snapshot has ended only if its uid is in `deleted_uids`.
         """

@@ -22,7 +22,7 @@ RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)  # by number of restarts: unti
 
 
 def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
-    """Return from which generation on shares name incarnations, for the next document; 0: they do not.
+    """Return, for the next document, the first generation whose shares name incarnations; 0: its shares do not.
 
     Shares begin to name them once every running pod has reported one, and every other holder of queues has ended. They
     stop when a member cannot read them, or when documents of this schema may not be written.
@@ -40,17 +40,17 @@ def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
 
 
 def _may_read_incarnations(pod: PodSnapshot) -> bool:
-    """Whether the member has not reported to be of a version that cannot read incarnations."""
+    """Whether the member reports to read documents with incarnations, or has no report yet."""
     return pod.report is None or pod.report.reads >= INCARNATIONS_SCHEMA
 
 
 def has_inherited(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the process has inherited queues of an earlier one, owned or being released."""
+    """Whether the process consumes or drains queues that the document leaves to an earlier process of the pod."""
     return not pod.active_queues.isdisjoint(_queues_of_earlier_processes(document, pod))
 
 
 def has_inherited_share(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the process has inherited queues, and the share names an earlier process: the next document names it."""
+    """Whether the process has inherited queues of a share that names an earlier one; the next share names this one."""
     return has_restarted(document, pod) and has_inherited(document, pod)
 
 
@@ -68,22 +68,22 @@ def _queues_of_earlier_processes(document: Assignment, pod: PodSnapshot) -> Coll
 
 
 def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
-    """Return the evidence about one process of a pod, by its incarnation; 0: about the process that runs.
+    """Return the evidence about process `incarnation` of a pod; 0: about the process that runs.
 
-    A process counts as ended only if its pod has obeyed a document with incarnations (a later process may read an older
-    document late, and would consume its shares), and if the report is fresh (the later process may inherit the share).
+    A process counts as ended only if its pod has obeyed a document with incarnations (else a later process may still
+    obey an older document and consume its share), and if the report is fresh (else a later one may inherit the share).
     """
-    if not (incarnation and pod.incarnation):  # its processes have no numbers
+    if not (incarnation and pod.incarnation):  # one of the two has no number to compare
         return pod.evidence
     has_obeyed = pod.generation >= document.incarnations_since > 0
     is_fresh = max(pod.unreachable_for, pod.rejected_for) < MAX_SILENCE_SECONDS
     if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
-        # Later the next process may have inherited its queues.
+        # After a longer stop, the next process may have inherited its queues.
         has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_SILENCE_SECONDS
         has_ended = has_obeyed and is_fresh and has_just_stopped
         return replace(pod.evidence, ended=True) if has_ended else pod.evidence
-    is_later = pod.incarnation > incarnation  # the process that reported last
-    may_resume = pod.report is not None and pod.report.may_resume  # then it may consume inherited queues again
+    is_later = pod.incarnation > incarnation  # the report is of a later process
+    may_resume = pod.report is not None and pod.report.may_resume  # and consume inherited queues
     if is_later and (has_inherited(document, pod) or may_resume):
         return pod.evidence
     if is_later and has_obeyed and is_fresh:
@@ -121,14 +121,14 @@ def assigned_queues(document: Assignment, pod: PodSnapshot) -> Collection[Queue]
         return ()
     if document.everyone is not None:
         return document.everyone
-    is_own = not share.incarnation or not pod.incarnation or share.incarnation == pod.incarnation
-    return share.queues if is_own or has_inherited(document, pod) else ()
+    is_own_share = not share.incarnation or not pod.incarnation or share.incarnation == pod.incarnation
+    return share.queues if is_own_share or has_inherited(document, pod) else ()
 
 
 def stopped_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
-    """Return the members with an ended process; none if these are more than half: too many for the others to replace.
+    """Return the members whose process has ended; none if these are more than half of the pods.
 
-    The whole fleet may have been restarted. Then each new process takes over its pod's queues.
+    Then the whole fleet may have been restarted, so each new process takes over its pod's queues.
     """
     if not document.incarnations_since:
         return ()

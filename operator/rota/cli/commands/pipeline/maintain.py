@@ -33,7 +33,7 @@ def maintain(
     if is_optional and not has_snapshot:
         print_line(f"{lake.uri} has no snapshot yet")
         return
-    if has_snapshot:  # otherwise `run` raises, and the check must not write its probe where no lake is
+    if has_snapshot:  # without one, `run` raises before the check could write its probe to a place without a lake
         check_clock(lake.store, now)  # the age of files decides which ones are removed
     summary = maintenance.run()
     print_value(asdict(summary), output, lambda: _print_summary(lake.uri, summary))

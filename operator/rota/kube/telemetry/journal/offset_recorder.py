@@ -28,7 +28,7 @@ class OffsetRecorder:
         """Return a record for each group of `keys` that had none in the last minute, unless its lag is unknown."""
         recent = {key: at for key, at in self._last_recorded_at.items() if now < at + RECORD_INTERVAL_SECONDS}
         due = [key for key in keys if key not in recent]
-        # Set before the await, since during it the poll of another broker, with the same groups, may end.
+        # Set before the await: meanwhile the poll of another broker may request records of the same groups.
         self._last_recorded_at = recent | dict.fromkeys(due, now)
         built = await asyncio.to_thread(self._build_records, due)
         for key, record in zip(due, built, strict=True):
@@ -54,7 +54,7 @@ def _build_record(key: ObjectKey, lag: GroupLag) -> JournalRecord | None:
 
 
 def _is_position_known(sample: QueueLag) -> bool:
-    """Whether the queue's end and the group's position are known: its commit, or the start from which lag counts."""
+    """Whether the queue's end and the group's position are known; without a commit, a known lag implies a position."""
     has_position = sample.committed is not None or sample.lag is not None
     return has_position and sample.max_offset is not None
 

@@ -58,7 +58,7 @@ class SegmentOutput:
         if isinstance(store, FolderStore):
             spool_bytes = place.limit_bytes // SPOOL_PARTS
             retention = FolderRetention(store, place.limit_bytes - spool_bytes)
-        # The parts of segments' names that are of this process; each segment has its own hour and sequence.
+        # The name of every segment of this process, but for the hour and the sequence, which the spool fills in.
         process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_start(), 0)
         self._spool = Spool(spool, process, spool_bytes, on_dropped)
         self._shipper = SegmentShipper(store, self._spool, retention)
@@ -67,15 +67,15 @@ class SegmentOutput:
         self.close_due = self._spool.close_due
 
     def start(self) -> None:
-        """Start to ship; segments of ended processes come first."""
+        """Start the thread that ships; segments of ended processes come first."""
         self._shipper.start()
 
     def finish(self) -> None:
-        """Close the last segments."""
+        """Close the open segments, so that they can be shipped."""
         self._spool.close_all()
 
     def close(self, seconds: float) -> None:
-        """Ship the remaining segments, for at most so many seconds."""
+        """Ship the remaining segments for at most `seconds`; the next process ships the rest."""
         self._shipper.close(seconds)
 
     @property
@@ -149,7 +149,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _check_locks(option: str, folder: Path) -> None:
-    """Raise ValueError if files cannot be locked in a folder, since two processes could store the same segments."""
+    """Raise ValueError if files cannot be locked in a folder: unlocked segments could be shipped by two processes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:

@@ -44,7 +44,7 @@ class SegmentShipper:
         self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Ship the remaining segments, for at most so many seconds; the next process ships the rest."""
+        """Ship the remaining segments for at most `seconds`; the next process ships the rest."""
         self._deadline = time.monotonic() + seconds
         self._spool.notify()
         self._thread.join(max(self._deadline - time.monotonic(), 0.0))
