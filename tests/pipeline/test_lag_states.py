@@ -13,7 +13,7 @@ from rota.kube.brokers.lag.lag_history import LagHistory, QueueSample
 from rota.lag import LagState, OffsetSample, compute_delay, compute_lag_state
 from rota.lag_columns import LAG_UNKNOWN
 from rota.pipeline.history.audit import unowned_periods
-from rota.pipeline.history.lag_states import CHUNK_SAMPLES, SAMPLE_WINDOW, GroupNotes, SampleTotals, judge_samples
+from rota.pipeline.history.lag_states import CHUNK_SAMPLES, SAMPLE_WINDOW, GroupNotes, RecordTotals, judge_samples
 from rota.pipeline.history.ordering import Gaps
 from rota.pipeline.history.ownership import build_account
 from rota.pipeline.history.samples import Places
@@ -128,7 +128,7 @@ def offset_lines() -> list[Line]:
     return [offsets(60.0 * minute) for minute in range(MINUTES)]
 
 
-def judge(offset_lines: list[Line], max_samples: int = CHUNK_SAMPLES, part_records: int = 1000) -> list[SampleTotals]:
+def judge(offset_lines: list[Line], max_samples: int = CHUNK_SAMPLES, part_records: int = 1000) -> list[RecordTotals]:
     """Return the totals of the lines' samples, which come in parts of some records."""
     records = group_records([owners(0), *DROP, owners(3601, "2")])
     account = build_account(records.assignments(), Gaps())
@@ -142,7 +142,7 @@ def judge(offset_lines: list[Line], max_samples: int = CHUNK_SAMPLES, part_recor
     return list(judge_samples(parts, places, notes, max_samples))
 
 
-def rows_of(totals: list[SampleTotals]) -> list[dict[str, Any]]:
+def rows_of(totals: list[RecordTotals]) -> list[dict[str, Any]]:
     """Return the totals by sample, None where a value is unknown."""
     rows: list[dict[str, Any]] = []
     for part in totals:

@@ -39,7 +39,7 @@ FOLDER_MODE = 0o700
 
 
 class MessageSource(NamedTuple):
-    """The source of the messages."""
+    """The brokers, and how a member connects to them; `memory_cluster` is set for a broker in memory."""
 
     brokers: Brokers
     connect: Connect
@@ -91,9 +91,9 @@ async def _run_member(
     identity: PodIdentity, group: GroupSpec, drain_timeout: float, options: Mapping[str, Any]
 ) -> None:
     source = await _connect_memory(group) if options["broker"] == MEMORY_BROKER else _connect_rocketmq(identity, group)
-    documents = _LocalConfigWriter(Path(identity.config_folder), identity, group)
-    documents.write_group_settings(drain_timeout)
-    background = [documents.assign_queues(source.brokers)]
+    config_writer = _LocalConfigWriter(Path(identity.config_folder), identity, group)
+    config_writer.write_group_settings(drain_timeout)
+    background = [config_writer.assign_queues(source.brokers)]
     if source.memory_cluster:
         background.append(_send_lines(source.memory_cluster))
         topics = ", ".join(group.topics)

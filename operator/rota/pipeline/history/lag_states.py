@@ -1,9 +1,9 @@
-"""Lag states of a group, sample by sample, by the operator's own rules (`rota.lag_columns`).
+"""Lag states of a group's queues, record by record, by the operator's own rules (`rota.lag_columns`).
 
-The journal has one sample a minute; the operator judges by ten samples that are 15 s apart. So here a queue is judged
-by the samples of about the same time: all of the last 155 s, and the last three if they are at most five minutes old.
+A record of offsets, one a minute, has a sample of each queue. The operator judges a queue by ten samples 15 s apart,
+this module by those of about the same time: of the last 155 s, and the last three if they are at most 5 minutes old.
 
-Samples are judged in chunks. Each chunk has the samples of the hour before it as context, since no rule needs older
+Records are judged in chunks. Each chunk has the records of the hour before it as context, since no rule needs older
 ones. So the results do not depend on the size of chunks, and memory does not depend on the length of the history.
 """
 
@@ -23,28 +23,28 @@ from rota.pipeline.history.samples import MICROSECONDS, Integers, Place, Places,
 from rota.records import OwnersRecord
 
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
-MAX_SAMPLE_SECONDS = 120.0  # a sample stands for the time since the previous one, but for no more than this
-CHUNK_SAMPLES = 250_000  # of single queues; the hour of context adds 600,000 for a group of 10,000 queues
+MAX_RECORD_SECONDS = 120.0  # a record stands for the time since the previous one, but for no more than this
+CHUNK_SAMPLES = 250_000  # in a chunk, to which its context adds 600,000 if the group has 10,000 queues
 _CONTEXT_SECONDS = 3600
 _KEEPING_UP = lag_columns.LAG_STATES.index(LagState.KEEPING_UP)
 
 Flags = NDArray[np.bool_]
 
 
-class SampleTotals(NamedTuple):
-    """Totals of a group at each sample; `lag` and `delay` cover subscribed topics, the others all."""
+class RecordTotals(NamedTuple):
+    """Totals of a group by record of offsets; `lag` and `delay` cover subscribed topics, the others all."""
 
     at: Integers  # in microseconds since 1970
-    seconds: NDArray[np.float64]  # that the sample stands for
+    seconds: NDArray[np.float64]  # that the record stands for
     lag: Integers  # or lag_columns.LAG_UNKNOWN: the lag of some queue is unknown
     delay: NDArray[np.float64]  # NaN: the delay of some queue is unknown
     rewound: Integers  # messages by which committed offsets went back
     retries: Integers  # messages that arrived in the retry topic
     by_lag_state: dict[LagState, Integers]  # number of queues
 
-    def after(self, count: int) -> "SampleTotals":
-        """Return the totals without the first `count` samples."""
-        return SampleTotals(
+    def after(self, count: int) -> "RecordTotals":
+        """Return the totals without the first `count` records."""
+        return RecordTotals(
             at=self.at[count:],
             seconds=self.seconds[count:],
             lag=self.lag[count:],
@@ -105,7 +105,7 @@ class _Judged(NamedTuple):
 
 def judge_samples(
     parts: Iterable[Samples], places: Places, notes: GroupNotes, max_samples: int = CHUNK_SAMPLES
-) -> Iterator[SampleTotals]:
+) -> Iterator[RecordTotals]:
     """Yield the totals of all records of offsets, which come in order of time, in parts of any size."""
     context: list[Samples] = []
     for new in chunk(parts, max_samples):
@@ -114,7 +114,7 @@ def judge_samples(
         context = [samples.since(int(samples.at[-1]) - _CONTEXT_SECONDS * MICROSECONDS)]
 
 
-def _judge_chunk(samples: Samples, context_count: int, places: Places, notes: GroupNotes) -> SampleTotals:
+def _judge_chunk(samples: Samples, context_count: int, places: Places, notes: GroupNotes) -> RecordTotals:
     """Return the totals of the records after the first `context_count` ones."""
     is_retry = np.array([place.topic.startswith(RETRY_TOPIC_PREFIX) for place in places.by_code], np.bool_)
     retries = is_retry[samples.place]
@@ -154,7 +154,7 @@ def _surely_keeps_up(samples: Samples, columns: lag_columns.OffsetColumns, lags:
     previous = np.maximum(columns.previous_row, 0)  # without a previous sample, 0: its values are not used
     is_rewound = has_previous & (columns.committed_offset < columns.committed_offset[previous])
     rewound_at = samples.seconds[np.unique(samples.record[is_rewound])]
-    last_rewound = np.searchsorted(rewound_at, samples.seconds, side="right") - 1
+    last_rewound = np.searchsorted(rewound_at, samples.seconds, side="right") - 1  # -1, which is -inf below: never
     rewound_seconds = samples.seconds - np.concatenate([rewound_at, [-np.inf]])[last_rewound]
     is_undisturbed = rewound_seconds > SAMPLE_WINDOW.max_age_seconds
     is_at_end = (lags == 0) & (columns.committed_offset >= 0)
@@ -177,7 +177,7 @@ def _previous_samples(samples: Samples, place_count: int) -> lag_columns.RowIndi
     return previous
 
 
-def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged, is_retry: Flags) -> SampleTotals:
+def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged, is_retry: Flags) -> RecordTotals:
     """Add up the queues of each record."""
     is_subscribed = ~is_retry
     is_lag_unknown = judged.lags == lag_columns.LAG_UNKNOWN
@@ -187,14 +187,14 @@ def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged
     lag = samples.sum_by_record(np.where(is_lag_unknown | is_retry, 0, judged.lags))
     delay = np.zeros(len(samples.at))
     waiting = np.flatnonzero(is_subscribed & (judged.delays != 0))
-    known_delays = np.where(np.isnan(judged.delays[waiting]), np.inf, judged.delays[waiting])
-    np.maximum.at(delay, samples.record[waiting], known_delays)
+    waiting_delays = np.where(np.isnan(judged.delays[waiting]), np.inf, judged.delays[waiting])  # infinite: unknown
+    np.maximum.at(delay, samples.record[waiting], waiting_delays)
     rewound, arrived = _count_redeliveries(columns, is_retry)
     step_seconds = np.diff(samples.seconds, prepend=np.nan)
     is_covered = step_seconds <= SAMPLE_WINDOW.max_age_seconds
-    return SampleTotals(
+    return RecordTotals(
         at=samples.at,
-        seconds=np.where(is_covered, np.minimum(step_seconds, MAX_SAMPLE_SECONDS), 0.0),
+        seconds=np.where(is_covered, np.minimum(step_seconds, MAX_RECORD_SECONDS), 0.0),
         lag=np.where(is_unknown, lag_columns.LAG_UNKNOWN, lag),
         delay=np.where(is_unknown | np.isinf(delay), np.nan, delay),
         rewound=samples.sum_by_record(rewound),

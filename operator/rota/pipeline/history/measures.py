@@ -28,7 +28,7 @@ from rota.pipeline.history.audit import (
 )
 from rota.pipeline.history.group_records import MICROS_PER_HOUR, GroupRecords, to_time
 from rota.pipeline.history.hours import hour_of, split_by_hour, touched_hours
-from rota.pipeline.history.lag_states import GroupNotes, SampleTotals, judge_samples
+from rota.pipeline.history.lag_states import GroupNotes, RecordTotals, judge_samples
 from rota.pipeline.history.ordering import Entry, Gaps, sharing_uids
 from rota.pipeline.history.ownership import GRANT_ACTS, OwnershipAccount, Phase, build_account, count_queues
 from rota.pipeline.history.samples import Places, Samples
@@ -111,7 +111,7 @@ def roll_up(
     hours = Hours(HourMeasures)
     for totals in judge_samples(samples, places, GroupNotes(records.of_kind(OwnersRecord), summary.unowned)):
         records.add_state_times(totals.at)
-        _add_samples(hours, totals)
+        _add_offsets(hours, totals)
     _add_records(hours, records)
     if records.recorded_until:
         _add_unowned_seconds(hours, summary.unowned, UnownedTimes(account, records.recorded_until))
@@ -159,8 +159,8 @@ def _add_records(hours: Hours, records: GroupRecords) -> None:
         hours[hour_of(taken_over.at)].redelivered += taken_over.messages
 
 
-def _add_samples(hours: Hours, totals: SampleTotals) -> None:
-    """Add the measures of samples, which are in order of time."""
+def _add_offsets(hours: Hours, totals: RecordTotals) -> None:
+    """Add the measures of records of offsets, which are in order of time."""
     starts, first = np.unique(totals.at // MICROS_PER_HOUR * MICROS_PER_HOUR, return_index=True)
     for start, begin, end in zip_longest(starts.tolist(), first.tolist(), first[1:].tolist()):
         rows = slice(begin, end)

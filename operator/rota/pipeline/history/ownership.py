@@ -1,6 +1,7 @@
 """Ownership of each queue, record by record: the owner after a record, and the previous owner that the record names.
 
-Read `rota.pipeline.history.ordering` first, which defines life, chain and epoch.
+In a *chain* of records none is missing. An *epoch* is a part of a chain: from its start or an `owners` record, which
+lists the owners of all queues, up to the next one (`rota.pipeline.history.ordering`).
 
 A *statement* is what one `handover` or `owners` record says about a queue. All queues of which a record says the same
 share one statement, so a group of ten thousand queues, listed every hour, takes one reference for each queue and hour.
@@ -195,7 +196,7 @@ def _contradicts_earlier(statement: Statement, previous: Statement | None) -> bo
     if previous and previous.entry.chain == entry.chain:
         is_left_out = previous.entry.owners_record_count < owners_records_before
         known_uid = None if is_left_out else previous.owner.uid
-    elif not entry.owners_known_before:
+    elif not entry.owners_known_before:  # no earlier record of the chain tells the queue's owner
         return False
     return known_uid != statement.named_owner.uid
 
@@ -203,9 +204,8 @@ def _contradicts_earlier(statement: Statement, previous: Statement | None) -> bo
 def _set_end(holding: Holding) -> None:
     """Set when the holding ends, and when its owner becomes uncertain because a later record contradicts it.
 
-    The contradicting record is the queue's next one, or an `owners` record that leaves the queue out. The change that
-    the journal lacks was part of the next assignment at the earliest, so the owner is certain up to the plan of that
-    assignment.
+    The contradicting record is the queue's next one, or an `owners` record that leaves the queue out. The journal lacks
+    the change of owner before it, which the next plan may have made: the owner is certain only until that plan.
     """
     entry = holding.statement.entry
     following = holding.next

@@ -56,7 +56,7 @@ from rota.sentences import join_names
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
 MAX_RUN_SEGMENTS = 10_000
 SMALL_RUN_BYTES = 32 * 2**20  # of compressed segments; one process ingests them in the time that Spark needs to start
-SMALL_TABLE_ROWS = 500_000  # up to so many new rows are compared with a table without Spark
+SMALL_TABLE_ROWS = 500_000  # new rows; with more, Spark compares them with a table's rows
 TASK_BYTES = 12 * 2**20  # of compressed segments in a task of Spark: some 90 MB of lines
 MISSING_ETAG = ""  # of a row in the ledger whose segment was removed before it was read
 LEDGER_COLUMNS = ["key", "etag", "first_at", "last_at"]  # by which new segments and rows are recognized

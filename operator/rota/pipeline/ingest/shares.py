@@ -33,7 +33,7 @@ FLUSH_BYTES = 96 * 2**20  # rows in memory are written at this size; a process n
 
 
 class SegmentCounts(NamedTuple):
-    """The distinct lines of a segment, and the times of its first and last record; None without a record."""
+    """Number of a segment's distinct lines, and the times of its first and last record; None without a record."""
 
     key: str
     size_bytes: int  # of the segment, as it was listed
@@ -194,7 +194,7 @@ def segment_day(key: str) -> date:
 
 
 def _digest(line: SegmentLine, segment: PlannedSegment) -> bytes:
-    """Return the digest of a line; of the reason why a segment is broken, a digest of the segment's key and ETag."""
+    """Return the digest of a line; without one, as the segment is broken, that of the segment's key and ETag."""
     content = line.line
     if content is None:
         content = f"{segment.key} {segment.etag}".encode()

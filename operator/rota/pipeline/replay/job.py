@@ -82,10 +82,9 @@ def _build_history_row(rows: GroupRows) -> dict[str, Any]:
 
 
 def _downsample(parts: Iterable[Samples]) -> Samples:
-    """Return the first sample, and the last one of every five minutes of the clock.
+    """Return the first record of samples, and the last one of every step since 1970.
 
-    A replay interpolates offsets at the edges of its steps, which are as long. One part of the samples fits in memory,
-    all parts may not.
+    A replay interpolates offsets at the edges of its steps. One part of the samples fits in memory, all parts may not.
     """
     kept = [part.downsample(_STEP_MICROSECONDS) for part in parts]
     return concatenate(kept).downsample(_STEP_MICROSECONDS) if kept else _NO_SAMPLES

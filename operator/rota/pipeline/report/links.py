@@ -59,10 +59,10 @@ def render_group_links(links: ReportLinks, group: str) -> str:
     return f'<p class="links">{" · ".join(anchors)}</p>' if urls else ""
 
 
-def render_card_link(row: Row, place: int, *, has_card: bool) -> str:
-    """Return a group's name, with a link to its card if it has one."""
+def render_card_link(row: Row, rank: int, *, has_card: bool) -> str:
+    """Return a group's name, with a link to its section of the report (`render_card`) if it has one."""
     name = escape_text(row["group"])
-    return f'<a href="#group-{place}">{name}</a>' if has_card else name
+    return f'<a href="#group-{rank}">{name}</a>' if has_card else name
 
 
 def render_download(name: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:

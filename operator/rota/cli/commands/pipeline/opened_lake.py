@@ -62,7 +62,7 @@ class OpenedLake:
         """
         if not self._is_newest:
             return persist_table(name, rows)
-        self.lake.head(self.snapshot, name)
+        self.lake.head(self.snapshot, name)  # only for its check that the log has all commits
         table = self.lake.table(name)
         version, self.rows[name] = table.replace(rows, dates, base=self.snapshot.version(name))
         if version is not None:
@@ -140,7 +140,7 @@ def open_journal(lake: Lake, uri: str | None) -> ObjectStore:
 
 
 def open_journal_of_run(lake: Lake, uri: str | None) -> ObjectStore | None:
-    """Return the store of a journal; None if it is empty and the lake has a history, as after its retention."""
+    """Return the journal for `rota pipeline run`; None if it is empty, but the lake has a history to compute from."""
     try:
         return open_journal(lake, uri)
     except NothingToReadError as error:

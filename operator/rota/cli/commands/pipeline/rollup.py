@@ -42,8 +42,8 @@ def rollup(
     written = write_rollup(progress, read_reports(spark, progress, opened, days, [HistoryReport.ROLLUP]), opened, days)
     opened.publish()
     rows = _collect_rows(written.drop("date").orderBy(col("hour").desc(), "group"))
-    where = f"`rota history GROUP --lake {opened.lake.uri}` prints those of a group, the table {ROLLUP} has all"
-    _print_rows(rows, output, ROLLUP, opened, where=where, to_cells=printed_row)
+    rest_hint = f"`rota history GROUP --lake {opened.lake.uri}` prints those of a group, the table {ROLLUP} has all"
+    _print_rows(rows, output, ROLLUP, opened, rest_hint=rest_hint, to_cells=printed_row)
 
 
 def read_reports(
@@ -51,11 +51,11 @@ def read_reports(
 ) -> "DataFrame":
     """Return the rows of reports on the last `days` days.
 
-    A rollup also has hours of the day before; `write_rollup` drops them, and audits begin at `audited_since`.
+    For a rollup the day before is read, too: its records show the owners at the start of the first hour. `write_rollup`
+    drops the rows of that day, and the audit leaves it out.
     """
     progress("reading the history")
     first_day = opened.first_day(days)
-    # Records of the day before show the owners at the start of the first hour; that day itself is not audited.
     since = first_day - timedelta(days=1) if first_day and HistoryReport.ROLLUP in reports else first_day
     history = read_history(spark, opened.lake, opened.snapshot, HISTORY_KINDS, since)
     return compute_history(history._replace(audited_since=first_day), reports)
@@ -84,7 +84,7 @@ def timeline(
     worst = col("kind").isin(*OPERATOR_ERRORS)
     rows = _collect_rows(violations.orderBy(worst.desc(), "group", "since", "topic", "broker", "queue"))
     if rows or output != "table":
-        _print_rows(rows, output, VIOLATIONS, opened, where=f"the table {VIOLATIONS} has all")
+        _print_rows(rows, output, VIOLATIONS, opened, rest_hint=f"the table {VIOLATIONS} has all")
     else:
         print_line("No violations of queue ownership")
     if rows and rows[0]["kind"] in OPERATOR_ERRORS:
@@ -99,9 +99,9 @@ def write_audit(progress: Progress, reports: "DataFrame", opened: OpenedLake) ->
 
 
 def _print_rows(
-    rows: list[dict[str, Any]], output: str, table: str, opened: OpenedLake, *, where: str, to_cells: ToCells = dict
+    rows: list[dict[str, Any]], output: str, table: str, opened: OpenedLake, *, rest_hint: str, to_cells: ToCells = dict
 ) -> None:
-    """Print the first rows, and `where` the others are; as json and yaml print all rows, or raise ValueError."""
+    """Print the first rows, and `rest_hint` if there are others; as json and yaml print all, or raise ValueError."""
     has_all = len(rows) <= MAX_COLLECTED_ROWS
     if output != "table" and not has_all:
         raise ValueError(f"{table} has more than {MAX_COLLECTED_ROWS:,} rows, too many to print; read the table")
@@ -110,8 +110,8 @@ def _print_rows(
         print_table([to_cells(row) for row in rows[:MAX_TABLE_ROWS]])
         if (others := len(rows) - MAX_TABLE_ROWS) > 0:
             number = f"{'' if has_all else 'at least '}{pluralize(others, 'more row')}"
-            is_written = table in opened.rows  # not those of an older snapshot
-            print_line(f"And {number}: {where if is_written else '-o json prints all'}")
+            is_written = table in opened.rows  # false: the snapshot is an older one
+            print_line(f"And {number}: {rest_hint if is_written else '-o json prints all'}")
 
     print_value(rows, output, print_first)
 

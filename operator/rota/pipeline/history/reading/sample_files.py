@@ -78,7 +78,7 @@ def _split(rows: pa.RecordBatch, parts: int) -> Batches:
 
 
 def _join(batches: Batches, max_rows: int, max_bytes: int) -> Batches:
-    """Join batches until they have so many rows or bytes."""
+    """Join batches until they have `max_rows` rows or `max_bytes` bytes."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     size_bytes = 0

@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MAX_RUNS = 32  # so many are merged at once, since each has some megabytes in memory
+MAX_RUNS = 32  # that are merged at once, since each has some megabytes in memory
 _ORDER = [("group", "ascending"), ("at", "ascending")]
 
 Batches = Iterator[pa.RecordBatch]

@@ -76,9 +76,9 @@ def _first_changes(data: Findings) -> Iterator[str]:
         return
     card_count = len(data.plotted_groups)  # these, the first of `changing`, have cards with plots
     items: list[str] = []
-    for place, row in enumerate(changing[:FIRST_CHANGES], 1):
+    for rank, row in enumerate(changing[:FIRST_CHANGES], 1):
         items.append(
-            f"<strong>{render_card_link(row, place, has_card=place <= card_count)}</strong>: use "
+            f"<strong>{render_card_link(row, rank, has_card=rank <= card_count)}</strong>: use "
             f"<strong>{escape_text(row['use'])}</strong> instead of {escape_text(row['strategy'])}, "
             f'<span class="good">{format_percent(row["gain"])} less cost</span>. {escape_text(row["evidence"])}'
         )

@@ -90,8 +90,8 @@ def render_groups_table(data: Findings) -> Iterator[str]:
     head += [("Gain", "number"), ("Why", "why")]
     card_count = len(data.plotted_groups)  # the first groups of the table have cards
     rows: list[str] = []
-    for place, row in enumerate(data.groups, 1):
-        rows.append(_group_row(data, row, place, has_card=place <= card_count))
+    for rank, row in enumerate(data.groups, 1):
+        rows.append(_group_row(data, row, rank, has_card=rank <= card_count))
     yield render_table("Groups, those that save most first; costs are points a day", head, rows)
     columns = ("group", "strategy", "use", "change", "best", "cost_now", "cost_then", "gain", "evidence")
     yield render_row_download("groups", columns, data.groups)
@@ -104,8 +104,8 @@ def render_groups_table(data: Findings) -> Iterator[str]:
         )
 
 
-def _group_row(data: Findings, row: Row, place: int, *, has_card: bool) -> str:
-    name = render_card_link(row, place, has_card=has_card)
+def _group_row(data: Findings, row: Row, rank: int, *, has_card: bool) -> str:
+    name = render_card_link(row, rank, has_card=has_card)
     gain = f'<span class="good">{format_percent(row["gain"])}</span>' if row["change"] else "none"
     do = f"use <strong>{escape_text(row['use'])}</strong>" if row["change"] else "keep"
     links = render_group_links(data.links, row["group"]) if row["change"] else ""
