@@ -22,7 +22,7 @@ from rota.queue_offsets import QueueProgress
 from rota.ranges import RangedQueues
 from rota.reports import MAX_UNCOMMITTED_ENTRIES, Report
 
-FORGET_AFTER_SECONDS = 3600.0  # a queue that no reader has taken over for so long is forgotten
+FORGET_AFTER_SECONDS = 3600.0  # a queue that no reader takes over within this time is forgotten
 FREQUENT_POLL_SECONDS = 60.0  # for which the next reader of a queue is polled more often
 MAX_TRACKED_QUEUES = 10_000  # of one group
 

@@ -21,7 +21,7 @@ def budget_left(situation: Situation) -> BudgetLeft:
         return BudgetLeft(moves=0, refill_seconds=None)
     spent = _moves_in_window(situation)
     spent_moves = 0
-    refill_seconds = float(budget.per)  # for the moves that are made now
+    refill_seconds = float(budget.per)  # until a move that is made now leaves the window
     for at, count in spent:
         spent_moves += count
         refill_seconds = min(refill_seconds, budget.per - situation.seconds_since(at))

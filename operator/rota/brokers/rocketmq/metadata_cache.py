@@ -12,7 +12,7 @@ from rota.brokers.errors import MalformedResponseError
 from rota.brokers.port import queues_of
 from rota.model import Queue
 
-# A replica is evicted if no list of all brokers has named it for so long. Each list is from one name server, which may
+# A replica is evicted if no list of all brokers has named it in this time. Each list is from one name server, which may
 # have just started and know only some brokers: so a single list evicts nothing.
 EVICT_UNLISTED_SECONDS = 300.0
 MAX_TOPIC_QUEUES = 2**18  # of a topic; a short route can declare any number of queues

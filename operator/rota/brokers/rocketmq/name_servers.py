@@ -11,7 +11,7 @@ from rota.brokers.rocketmq.wire import payloads, requests
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
 
-FAILOVER_SECONDS = 1.0  # without a response for so long, also ask the next name server
+FAILOVER_SECONDS = 1.0  # without a response for this time, also ask the next name server
 
 _USABLE_CODES = frozenset({ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST})
 # Rejections by a server that has just started, or that is no name server; they say nothing about the user's rights.

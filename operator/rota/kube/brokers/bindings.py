@@ -34,9 +34,9 @@ class BrokerCluster:
 
     access: ClusterAccess
     brokers: Brokers
-    route_watcher: RouteWatcher
+    route_watcher: RouteWatcher  # also polls the online consumers
     lag_poller: LagPoller
-    consumer_poller: ConsumerPoller
+    consumer_poller: ConsumerPoller  # asks unmanaged consumers for their settings
     tasks: Sequence[asyncio.Task[None]]
 
 

@@ -61,9 +61,9 @@ class ConsumerPoller:
                 interests = self._route_watcher.interests_within_quota
                 self._settings = {key: settings for key, settings in self._settings.items() if key in interests}
                 async for key in yield_periodically([*interests]):
-                    tasks.create_task(self.poll_group(key, ask_all=True))
+                    tasks.create_task(self.poll_settings(key, ask_all=True))
 
-    async def poll_group(self, key: ObjectKey, *, ask_all: bool = False) -> None:
+    async def poll_settings(self, key: ObjectKey, *, ask_all: bool = False) -> None:
         """Ask a group's unmanaged consumers that were not asked yet; with `ask_all`, all of them.
 
         They are asked one after another, so a group with silent consumers delays no other group. If the group is being
@@ -95,7 +95,7 @@ class ConsumerPoller:
             self._on_change(key)
 
     async def _ask_pending(self, key: ObjectKey) -> None:
-        """Ask a group's pending consumers; `poll_group` may add others meanwhile."""
+        """Ask a group's pending consumers; `poll_settings` may add others meanwhile."""
         pending = self._pending[key]
         while pending:
             client_id = next(iter(pending))

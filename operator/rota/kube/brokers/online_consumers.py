@@ -54,7 +54,7 @@ class OnlineConsumers:
         return tuple(client_id for client_id in self.ids if suffix_of(client_id) not in member_suffixes)
 
     def duplicate_problems(self, now: float, member_suffixes: Collection[str]) -> list[Finding]:
-        """Report client ids that several consumers share; a member's only when no entry can be an old connection."""
+        """Report client ids that several consumers share; not a member's while one may be its old connection."""
         duplicate_ids: list[str] = []
         for client_id, duplicate in sorted(self.duplicates.items()):
             is_member = suffix_of(client_id) in member_suffixes

@@ -1,6 +1,6 @@
 """Registry of the brokers of all groups: follows their specs and Secrets, and returns what brokers report of them.
 
-Two groups that claim the same consumer group at a broker are rivals; `bindings` has the rules.
+Groups that name the same consumer group at a broker are rivals for it: the oldest accepted one owns it (`bindings`).
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class BrokerRegistry:
             self._clusters.leave(binding)
 
     def _reset(self, binding: Binding) -> None:
-        """Leave a group's cluster, and forget what its brokers said about the group's claim."""
+        """Leave a group's cluster, and forget whether its brokers accepted the group."""
         binding.was_polled = False
         binding.is_accepted = False
         self._clusters.leave(binding)
@@ -151,7 +151,7 @@ class BrokerRegistry:
             self._update_acceptance(binding)
         self.on_change(key)
         if binding and binding.cluster:
-            self._requests.start(binding.cluster.consumer_poller.poll_group(key))
+            self._requests.start(binding.cluster.consumer_poller.poll_settings(key))
 
     def _update_acceptance(self, binding: Binding, *, was_polled: bool = False) -> None:
         """Record whether a group was polled and is accepted by its brokers; a change may decide its rivals' claims."""
@@ -194,7 +194,7 @@ class BrokerRegistry:
             await cluster.route_watcher.poll_group(key)
             if binding.cluster is not cluster:  # lost by a change of leadership or brokers: its responses do not count
                 return
-            self._requests.start(cluster.consumer_poller.poll_group(key))
+            self._requests.start(cluster.consumer_poller.poll_settings(key))
         if binding in self._bindings:
             # Also without a Secret or a response: a younger rival would otherwise wait for this group forever.
             self._update_acceptance(binding, was_polled=True)

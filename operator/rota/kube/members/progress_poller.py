@@ -40,7 +40,7 @@ class ProgressPoller:
         await run_polls(self._select_due, self._poll_member)
 
     def _select_due(self, step: int) -> Iterable[PollTurn]:
-        """Return the members due in this step; members that have just taken over queues get additional turns."""
+        """Update the tracked groups; return the turns due, with additional ones for members that took over queues."""
         groups: dict[ObjectKey, Group] = {}
         for key, group in self._get_groups().items():
             if group.stored_assignment.is_broadcasting:
@@ -75,7 +75,7 @@ class ProgressPoller:
         pod_state.next_progress_index = start
 
     def _max_tracked_queues(self, group: Group) -> int:
-        """Return how many queues of a group may be remembered: its present ones, and all that are free."""
+        """Return how many queues of a group may be remembered: all that other groups leave of MAX_TRACKED_QUEUES."""
         total = sum(len(tracked.pods.delivery_tracker.by_queue) for tracked in self._tracked_groups.values())
         return MAX_TRACKED_QUEUES - total + len(group.pods.delivery_tracker.by_queue)
 

@@ -1,8 +1,8 @@
-"""Polls every member's report periodically. Between handovers, only this detects most silent members.
+"""Polls members' reports periodically, to detect silent ones; members that a plan names have long polls instead.
 
 Up to 50 pods of all groups are polled every five seconds: by the time Kubernetes gives up a node, the silence of its
 members is known and `lostAfter` (docs/policies.md) has passed. 600 and more are polled once a minute, because each read
-opens a connection. Members with a long poll (`report_watchers`) are left out.
+opens a connection.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ async def poll_reports(get_groups: GetGroups, reports: ReportClient, on_change: 
 
 
 def _has_long_poll(turn: PollTurn) -> bool:
-    """Whether a long poll reads the report already; Broadcasting members are polled anyway, for their offsets."""
+    """Whether the plan names the member (`report_watchers`); Broadcasting members are polled anyway, for offsets."""
     return turn.name in turn.group.members_to_poll and not turn.group.stored_assignment.is_broadcasting
 
 

@@ -15,9 +15,7 @@ from rota.http_server import AdmissionLimit
 from rota.kube.members.report_client import LONG_POLL_SECONDS, Endpoint, ReportClient
 from rota.kube.state.group import Group
 
-STANDING_POLL_SECONDS = (
-    30  # for which a member holds the standing poll if no notice comes: the most that sidecars allow
-)
+STANDING_POLL_SECONDS = 30  # how long a member holds the standing poll without a notice: the most that sidecars allow
 RETRY_SECONDS = 1.0  # before a member that did not respond is polled again
 MAX_STANDING_POLLS = 1000  # of all groups; beyond that, unmanaged consumers are found by the periodic poll alone
 
@@ -25,9 +23,7 @@ MAX_STANDING_POLLS = 1000  # of all groups; beyond that, unmanaged consumers are
 class WatcherEvents(NamedTuple):
     """The callbacks of a group's watchers."""
 
-    on_report_change: Callable[
-        [], None
-    ]  # a report changed in a way that may change the plan, or a member became silent
+    on_report_change: Callable[[], None]  # a changed report may change the plan, or a member became silent
     on_consumers_change: Callable[[], None]  # a member reports that consumers of the group joined or left
 
 

@@ -45,7 +45,7 @@ class Deployments:
         self._enabled = enabled
         self._observed: dict[ObjectKey, Deployment] = {}
         self._applied: dict[ObjectKey, _AppliedManifest] = {}
-        self._deleted_versions: dict[ObjectKey, int] = {}  # while an apply runs: the version deleted last; 0: none
+        self._deleted_versions: dict[ObjectKey, int] = {}  # during an apply: the version deleted meanwhile; 0: none
 
     def on_upsert(self, observed: Deployment) -> bool:
         """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed.
@@ -71,14 +71,14 @@ class Deployments:
 
     @property
     def expected(self) -> Collection[Deployment]:
-        """The Deployments that exist as far as this operator has seen or written them."""
+        """The Deployments that this operator has seen or written, so that it expects them in a list of all."""
         return self._observed.values()
 
     async def ensure_key(self, group: Group) -> None:
         """Write the Secret with the key of a group, if a member is not authenticated.
 
-        This comes before all other writes for the group: the reports of such members are ignored, so they are poked
-        repeatedly. With a thousand new groups, the pokes left the API server no capacity for most of the Secrets.
+        Call it before all other writes for the group: the reports of such members are ignored, so they are poked
+        repeatedly. With a thousand new groups, the pokes would leave the API server no capacity for the Secrets.
         """
         if self._keys and unauthenticated_pods(group.pods):
             await self._keys.write_secret_if_due(group)
@@ -124,7 +124,7 @@ class Deployments:
             applied = self._observed.get(key)  # None: deleted meanwhile, which causes another reconcile
             return (_rollout_problems(applied) if applied else ()), writes
         except ConflictError:
-            # Read it before the caller tries again: if the template is removed by then, `sync` deletes what it knows.
+            # Observe it again: if the template is removed before the retry, `sync` deletes only an observed Deployment.
             await self._refresh(key)
             raise
         except InvalidSpecError as mistake:

@@ -4,7 +4,8 @@ The state machine (`queue_lifecycle`) takes a new lease number each time that th
 of the previous lease are not awaited any more: none is given, and requests that have not been sent are dropped, except
 an unlock.
 
-A command of the current lease is answered even if it fails with an unexpected error, unless the queue was stopped.
+A command of the current lease is answered even if it fails with an unexpected error. A stop cancels the search for the
+start offset and an unsent lock, which then have no answer.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class LeaseRequests:
         self._session = source.session
         self._window = source.window
         self._committer = committer
-        self._stopped_lease = 0  # number of the lease that was last stopped
+        self._stopped_lease = 0  # number of the lease that drains, or drained last
         self._request_lock = asyncio.Lock()  # one request of a command at a time; pulls do not take it
         self._find_start_task: asyncio.Task[None] | None = None
 

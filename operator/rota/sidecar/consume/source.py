@@ -66,7 +66,7 @@ class ChangeEvent(asyncio.Event):
         await self.wait()
 
     async def wait_briefly(self, seconds: float) -> None:
-        """Wait until the event is set the next time, for at most that many seconds."""
+        """Wait until the event is set the next time, for at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.wait_for_next()

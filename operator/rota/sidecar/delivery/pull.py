@@ -65,7 +65,7 @@ class AppPoll:
         self._has_ended.set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait for deliveries, for at most that many seconds."""
+        """Wait for deliveries, for at most `seconds`."""
         if not self._has_ended.is_set():
             timer = asyncio.get_running_loop().call_later(seconds, self._has_ended.set)
             try:

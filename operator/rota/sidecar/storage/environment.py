@@ -14,7 +14,7 @@ class PodIdentity(NamedTuple):
     uid: str
     address: str = "127.0.0.1"  # of the pod, for reports, probes and drains
     node_address: str = ""  # of the pod's node, if it is known
-    app_host: str = "127.0.0.1"  # of the app, for pushes and for the pull port
+    app_host: str = "127.0.0.1"  # of the app: pushes go to it, and the pull port listens on it
     config_folder: str = "/etc/rota"
     state_folder: str = "/var/lib/rota"
     credentials_folder: str = ""

@@ -65,7 +65,7 @@ class PolledGroup:
 
     async def poll(self, *, refresh: bool = False) -> None:
         await self.route_watcher.poll_group(KEY)
-        await self.poller.poll_group(KEY, ask_all=refresh)
+        await self.poller.poll_settings(KEY, ask_all=refresh)
 
     @property
     def filters(self) -> dict[str, str]:
@@ -102,7 +102,7 @@ async def test_unmanaged_consumer_that_left_is_neither_shown_nor_kept() -> None:
     await java.leave()
     await polled.route_watcher.poll_group(KEY)
     assert polled.filters == {}
-    await polled.poller.poll_group(KEY)
+    await polled.poller.poll_settings(KEY)
     assert polled.changed_keys == [KEY, KEY]
     assert polled.poller._settings == {KEY: {}}
 
@@ -137,10 +137,10 @@ async def test_unmanaged_consumer_that_is_silent_delays_no_other_group_and_gets_
     released = asyncio.Event()
     cluster.delayed = {JAVA: released}
     await polled.route_watcher.poll_group(KEY)
-    first = asyncio.create_task(polled.poller.poll_group(KEY))
+    first = asyncio.create_task(polled.poller.poll_settings(KEY))
     await cluster.wait_for_requests(JAVA)
-    await polled.poller.poll_group(KEY, ask_all=True)
-    await polled.poller.poll_group(KEY, ask_all=True)
+    await polled.poller.poll_settings(KEY, ask_all=True)
+    await polled.poller.poll_settings(KEY, ask_all=True)
     assert cluster.requests == [JAVA], "concurrent polls send no request twice"
     released.set()
     await first

@@ -19,9 +19,9 @@ from rota.brokers.rocketmq.transport.frame_budget import MAX_UNRESERVED_BYTES, F
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameError, encode
 
-# A request that times out closes the connection if no whole frame has arrived for so long, since that request was sent
-# or an earlier one that timed out. The second limit applies while a frame is incomplete: a frame with a wrong length
-# would swallow all later responses.
+# When a request times out, the connection is closed if no whole frame has arrived for SILENT_SECONDS since the
+# oldest timed-out request was sent. While a frame is incomplete, INCOMPLETE_FRAME_SECONDS is the limit: a frame with a
+# wrong length would swallow all later responses.
 SILENT_SECONDS = 30.0
 INCOMPLETE_FRAME_SECONDS = 10.0
 MAX_OPAQUE = 2**31 - 1  # the highest request number: Java's largest int
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._last_opaque = 0
         self._last_frame_at = -inf
-        self._unanswered_since = inf  # since the oldest request that timed out was sent, or since the last frame
+        self._unanswered_since = inf  # when the oldest timed-out request was sent, or the last frame came, if later
         self._pending_close_reason = ""
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
-        """Decode frames; pass responses to their callers, and requests to `handle_request`."""
+        """Pass responses to callers, and requests to `handle_request`; reserve memory for the rest of a large frame."""
         try:
             for frame in self._decoder.feed(data):
                 self._on_frame(frame)

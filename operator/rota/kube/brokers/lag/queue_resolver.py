@@ -13,7 +13,7 @@ from rota.kube.brokers.topic_routes import TopicInterest
 from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
 
-REUSE_POLLS = 4  # for so many polls, a response about one queue is reused
+REUSE_POLLS = 4  # in which a response about one queue is reused
 MAX_QUEUES_ASKED = 1000  # queues asked about one by one in a poll; the others stay unknown until the next one
 MAX_OFFSET = 2**63 - 1  # brokers count in Java's longs: a larger or negative number is no offset
 

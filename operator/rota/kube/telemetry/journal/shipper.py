@@ -115,10 +115,10 @@ class SegmentShipper:
         return True
 
     def _forget(self, segment: ClosedSegment, error: OSError) -> None:
-        """Remove a segment because its file cannot be read."""
-        is_deleted = isinstance(error, FileNotFoundError)
-        if is_deleted and (segment.records is None or self._has(segment.name.key)):
-            self._spool.remove(segment)  # an operator of another node, where the lock is not seen, has stored it
+        """Remove a segment because its file cannot be read; report its records as lost unless they are stored."""
+        is_adopted = segment.records is None
+        if isinstance(error, FileNotFoundError) and (is_adopted or self._has(segment.name.key)):
+            self._spool.remove(segment)  # stored by an operator of another node, where the folder's lock is not seen
             return
         _log.error("A segment of the journal cannot be read; its records are lost: %s", error)
         self._spool.drop(segment)
