@@ -1,12 +1,15 @@
 """The planner on large groups: the cost of one plan when nothing changes, and when a member joins."""
 
+import gc
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from bench.measure import Row, Sample, timed
 from rota.documents import Assignment, decode_assignment, encode_assignment
+from rota.kube.operator import GC_THRESHOLDS
 from rota.model import Queue
 from rota.planner import DecodedReport, PodSnapshot, QueueView, Snapshot, plan
 from rota.ranges import to_ranges
@@ -27,8 +30,9 @@ def rows() -> Iterator[Row]:
     """Time the planner and the document from 1,000 to 100,000 queues, ten to a member, and show how each grows."""
     curves: dict[str, dict[int, Sample]] = {}
     for members in SIZES:
-        for what, sample in _samples(members):
-            curves.setdefault(what, {})[members] = sample
+        with _operator_gc():
+            for what, sample in _samples(members):
+                curves.setdefault(what, {})[members] = sample
     for what, curve in curves.items():
         for members, sample in curve.items():
             size = f"{members:,} members, {10 * members:,} queues"
@@ -36,6 +40,15 @@ def rows() -> Iterator[Row]:
             grown = "" if members == SIZES[0] else f"n log n: ≤ {allowed:,.0f} ms"
             target = ", ".join(filter(None, [TARGETS.get((what, members)), grown]))
             yield Row(f"{what}: {size}", sample, target=target)
+
+
+@contextmanager
+def _operator_gc() -> Iterator[None]:
+    """Set the thresholds of garbage collection that `rota operator` sets."""
+    defaults = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    yield
+    gc.set_threshold(*defaults)
 
 
 def _samples(members: int) -> Iterator[tuple[str, Sample]]:
