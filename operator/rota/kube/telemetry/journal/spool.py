@@ -136,7 +136,7 @@ class Spool:
             self.changed.release()
 
     def close(self) -> None:
-        """Leave the remaining segments to the next process."""
+        """Leave the remaining segments to the next process, and those of lines that a slow disk delays, too."""
         if self.changed.acquire(timeout=LOCK_SECONDS):
             self._folders.release(self._folders_in_use())
             self._folders.unlock()

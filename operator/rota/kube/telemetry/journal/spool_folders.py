@@ -84,7 +84,8 @@ class SpoolFolders:
             os.close(self._locks.pop(folder))
 
     def unlock(self) -> None:
-        """Leave all folders to the next process."""
+        """Leave all folders to the next process; after that, `create_own` creates a new folder."""
+        self._has_created = False
         for folder in [*self._locks]:
             os.close(self._locks.pop(folder))
 

@@ -106,6 +106,24 @@ def test_journal_segments_that_are_left_are_shipped_by_the_next_process_under_th
     assert not shipping.left
 
 
+@pytest.mark.parametrize("failures", [0, 1000], ids=["shipped", "left"])
+def test_journal_lines_that_a_slow_disk_delays_until_the_spool_is_closed_are_shipped_by_the_next_process(
+    shipping: Shipping, failures: int
+) -> None:
+    shipping.store.failures = failures
+    first = shipping.spool()
+    first.append(HOUR, a_line(1))
+    shipping.ship(first, seconds=0.1 if failures else 30.0)
+    first.append(HOUR, a_line(2))
+    first.close_all()
+    first.close()  # unlocks its folder, as the end of the process does
+    shipping.store.failures = 0
+    shipping.ship(shipping.spool(LATER))
+    assert shipping.lines == [a_line(1), a_line(2)]
+    assert not shipping.left
+    assert not shipping.lost
+
+
 def test_journal_segments_of_a_running_process_are_its_own(shipping: Shipping) -> None:
     running = shipping.spool()
     running.append(HOUR, a_line(1))
