@@ -69,7 +69,8 @@ class OperatorMetrics:
         )
         self._handover_seconds = metrics.histogram(
             "rota_handover_duration_seconds",
-            "Seconds from a queue's revocation until its next owner obeys the document that grants it.",
+            "Seconds from a queue's revocation, or from its grant if its owner had ended, until its next owner obeys"
+            " the document that grants it.",
             GROUP_LABELS,
             DURATION_BUCKETS_SECONDS,
         )

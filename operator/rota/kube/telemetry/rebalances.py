@@ -31,7 +31,7 @@ class QueueHandover(NamedTuple):
     queue: Queue
     previous_owner: Holder | None
     next_owner: Holder
-    revoked_at: float
+    revoked_at: float  # the time of the grant if the queue was not revoked before
     granted_at: float
     obeyed_at: float
     is_forced: bool
@@ -39,7 +39,7 @@ class QueueHandover(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time from the revoke until the next owner obeyed the grant."""
+        """The time from the revoke, or from the grant without a revoke, until the next owner obeyed the grant."""
         return self.obeyed_at - self.revoked_at
 
 
