@@ -138,7 +138,7 @@ def test_pipeline_run_fails_for_violations_only_if_asked(spark: SparkSession, tm
     lake = two_owners(tmp_path / "lake")
     result = rota("run", lake)
     assert result.exit_code == 0, (result.stderr, result.exception)
-    assert re.search(r"^Violations of queue ownership: TwoOwners \d+", result.stdout, re.MULTILINE)
+    assert re.search(r"^Errors of the operator in queue ownership: TwoOwners \d+$", result.stdout, re.MULTILINE)
     assert "1 new segment, 0 lines in quarantine, 0 gaps" in result.stdout
     again = rota("run", lake, "--fail-on-violations")
     assert again.exit_code == 1
@@ -232,6 +232,25 @@ def test_pipeline_run_pushes_the_metrics_of_each_lake_under_its_whole_uri(gatewa
     keys = [path.removeprefix("/metrics/job/rota-pipeline/lake@base64/") for path, _ in gateway.pushed]
     assert [urlsafe_b64decode(key).decode() for key in keys] == uris
     assert all(f'lake="{uri}"' in text for uri, (_, text) in zip(uris, gateway.pushed, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("violations", "errors", "periods"),
+    [
+        ({}, "none", "none"),
+        ({"TwoOwners": 1, "Unproved": 2}, "TwoOwners 1, Unproved 2", "none"),
+        ({"Unowned": 3, "Unknown": 4}, "none", "Unowned 3, Unknown 4"),
+    ],
+)
+def test_pipeline_run_prints_errors_of_the_operator_apart_from_periods_without_an_owner(
+    violations: dict[str, int], errors: str, periods: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = RunSummary("lake")
+    summary.violations |= violations
+    summary.print_text()
+    printed = capsys.readouterr().out
+    assert f"Errors of the operator in queue ownership: {errors}\n" in printed
+    assert f"Periods in which a queue had no owner, or an unknown one: {periods}\n" in printed
 
 
 def test_pipeline_run_prints_the_result_of_the_backtest_and_where_the_report_is(

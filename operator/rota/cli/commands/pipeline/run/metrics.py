@@ -34,7 +34,8 @@ GAPS = Metric(
 )
 VIOLATIONS = Metric(
     "rota_pipeline_violations",
-    "Violations of exclusive queue ownership in the days that the last run examined, by kind.",
+    "Errors of the operator in queue ownership (TwoOwners, Unproved), and periods in which a queue had no owner"
+    " (Unowned) or an unknown one (Unknown), in the days that the last run examined, by kind.",
     ("lake", "kind"),
 )
 RECOMMENDED_CHANGES = Metric(

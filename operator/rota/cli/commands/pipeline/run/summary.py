@@ -1,7 +1,7 @@
 """Summary of a run: rows, durations and findings, as values for programs and as text."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,8 +73,9 @@ class RunSummary:
         print_table([{"table": table, "rows": f"{rows:,}"} for table, rows in self.rows.items() if rows])
         lines = pluralize(self.quarantined_lines, "line")
         print_line(f"{pluralize(self.segments, 'new segment')}, {lines} in quarantine, {pluralize(self.gaps, 'gap')}")
-        kinds = ", ".join(f"{kind} {number}" for kind, number in self.violations.items() if number)
-        print_line(f"Violations of queue ownership: {kinds or 'none'}")
+        print_line(f"Errors of the operator in queue ownership: {self._count_kinds(OPERATOR_ERRORS)}")
+        periods = self._count_kinds((ViolationKind.UNOWNED, ViolationKind.UNKNOWN))
+        print_line(f"Periods in which a queue had no owner, or an unknown one: {periods}")
         if self.recommended_changes is not None:
             print_line(f"Groups for which another policy is recommended: {self.recommended_changes}")
         if self.backtest is not None:
@@ -82,3 +83,7 @@ class RunSummary:
         if self.report is not None:
             print_line(f"The report is {self.report}")
         print_line(f"The newest snapshot of {self.lake} is {self.published_snapshot}")
+
+    def _count_kinds(self, kinds: Iterable[ViolationKind]) -> str:
+        counts = [f"{kind} {self.violations[kind]}" for kind in kinds if self.violations.get(kind)]
+        return ", ".join(counts) or "none"
