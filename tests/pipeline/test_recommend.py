@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from pipeline.simulation_results import POLICIES, a_result, results, rolled_out_group, satisfied_group, skewed_group
+from rota.cli.commands.pipeline.recommend import print_summary
 from rota.pipeline.common.schemas import CHOSEN, COSTS
 from rota.pipeline.recommend.cost_weights import MEASURES, CostWeights, parse_weights
 from rota.pipeline.recommend.group_costs import COST_COLUMNS
@@ -288,6 +289,12 @@ def test_recommend_fleet_cost_sums_groups_and_keeps_groups_that_cannot_switch(sp
 @pytest.mark.parametrize(("cost", "is_named"), [(105.0, False), (104.5, True)])
 def test_recommend_names_a_policy_for_all_only_with_a_sufficient_gain(cost: float, is_named: bool) -> None:  # noqa: FBT001
     assert (best_for_all(findings_of_costs(each=90.0, steady=cost, recorded=110.0)) is not None) == is_named
+
+
+def test_recommend_prints_the_gain_that_no_single_policy_reaches(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = findings_of_costs(each=90.0, steady=108.0, recorded=110.0)
+    print_summary(replace(findings, min_gain=0.02))
+    assert capsys.readouterr().out.endswith("\nNo single policy would be better for all groups by 2 % or more\n")
 
 
 def test_recommend_names_a_group_that_makes_most_of_the_gain() -> None:

@@ -62,7 +62,7 @@ def recommend(
         progress, histories, simulation, policies, opened=opened, earlier=earlier, to=to, **options
     )
     opened.publish()
-    _print_summary(report_data)
+    print_summary(report_data)
     if report_data.backtest is not None:
         _print_backtest(report_data.backtest)
     folder = Path(to)
@@ -140,7 +140,8 @@ def _print_backtest(summary: "BacktestSummary") -> None:
         print_line(sentence)
 
 
-def _print_summary(findings: "Findings") -> None:
+def print_summary(findings: "Findings") -> None:
+    """Print what other policies would save, and which of them some groups cannot use."""
     from rota.pipeline.recommend.ranking import OWN_POLICIES
     from rota.pipeline.report.formatting import (
         describe_change,
@@ -172,6 +173,7 @@ def _print_summary(findings: "Findings") -> None:
             advice += f"; {pluralize(best_single_policy['unusable'], 'group')} cannot use it, and would keep theirs"
         print_line(advice)
     elif present_sums is not None and present_sums["cost"]:
-        print_line("No single policy is better for all groups")
+        min_gain = format_percent(findings.min_gain)
+        print_line(f"No single policy would be better for all groups by {min_gain} or more")
     for row in findings.problems:
         print_line(describe_problem(row, scope.groups))
