@@ -106,8 +106,9 @@ def _scope_sentence(data: Findings) -> str:
     if scope.since is not None and scope.until is not None:
         when = f", from {format_utc(scope.since)} to {format_utc(scope.until)} UTC"
     return (
-        f"{format_count(scope.groups, 'group')}{when}, with {format_count(scope.changes, 'change')} of members or "
-        f"queues, were replayed under the recorded policy and under {names}. {describe_history_length(scope.longest)}."
+        f"{format_count(scope.groups, 'group')}{when}, with {format_count(scope.changes, 'change')} of members, "
+        f"queues or policies, were replayed under the recorded policy and under {names}. "
+        f"{describe_history_length(scope.longest)}."
     )
 
 
