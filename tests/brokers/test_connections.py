@@ -107,13 +107,13 @@ async def test_frame_that_is_malformed_closes_the_connection_and_fails_pending_r
         calls = [connections.call(server.address, a_request(name)) for name in ("first", "last")]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(error, UnreachableError)
-            assert "closed the connection: A frame" in str(error)
+            assert "was closed: A frame" in str(error)
 
 
 async def test_connection_that_breaks_fails_the_pending_request_and_is_reopened(connections: ConnectionPool) -> None:
     async with a_server(lambda frame: None if frame.fields["name"] == "bad" else good(frame)) as server:
         await connections.call(server.address, a_request("good"))
-        with pytest.raises(UnreachableError, match="closed the connection"):
+        with pytest.raises(UnreachableError, match="was closed"):
             await connections.call(server.address, a_request("bad"), 60)
         assert (await connections.call(server.address, a_request("good"))).body == b"good"
         assert server.connections == 2
@@ -387,7 +387,7 @@ async def test_connection_closed_before_any_response_is_not_reopened_at_once(
     async with a_server(lambda _: None) as server:
         with pytest.raises(UnreachableError, match="the peer closed the connection"):
             await connections.call(server.address, a_request())
-        with pytest.raises(UnreachableError, match="closed the connection; the next attempt follows shortly"):
+        with pytest.raises(UnreachableError, match="peer closed the connection; the next attempt follows shortly"):
             await connections.call(server.address, a_request())
         assert server.connections == 1
 

@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
         """Send a request and return its response, also one with an error code."""
         loop = asyncio.get_running_loop()
         if self.close_reason:
-            raise NotSentError(f"{self.address} closed the connection: {self.close_reason}")
+            raise NotSentError(self.describe_close())
         number = self._last_opaque % MAX_OPAQUE + 1
         self._last_opaque = number
         self._write(msgspec.structs.replace(request, opaque=number))
@@ -143,6 +143,10 @@ class Connection(asyncio.Protocol):
         self._mark_closed(reason)
         if self._transport:
             self._transport.abort()
+
+    def describe_close(self) -> str:
+        """Return the sentence about a closed connection; its reason tells whether the peer has closed it."""
+        return f"The connection to {self.address} was closed: {self.close_reason}"
 
     def close_when_idle(self, reason: str) -> None:
         """Close the connection when no request is pending any more; callers must send no new ones."""
@@ -229,7 +233,7 @@ class Connection(asyncio.Protocol):
         pending = self._pending
         self._pending = {}
         for response in pending.values():
-            _fail(response, UnreachableError(f"{self.address} closed the connection: {self.close_reason}"))
+            _fail(response, UnreachableError(self.describe_close()))
 
 
 def _fail(response: "asyncio.Future[Frame]", error: UnreachableError) -> None:

@@ -43,7 +43,7 @@ class _AddressState:
         if self.connection and self.connection.has_received:
             self.backoff_seconds = 0.0
         elif self.connection:
-            self.record_failure(f"{self.connection.address} closed the connection: {self.connection.close_reason}")
+            self.record_failure(self.connection.describe_close())
             # The pause starts when the connection was closed, not now.
             self.retry_at += self.connection.closed_at - asyncio.get_running_loop().time()
         self.connection = None

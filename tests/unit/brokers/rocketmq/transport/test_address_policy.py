@@ -107,7 +107,7 @@ async def test_broker_at_a_forbidden_address_is_not_contacted_and_gets_the_same_
         assert connections == []
         assert f"--broker-networks does not allow 127.0.0.1, port {port}" in caplog.text
         unrestricted = ConnectionPool(ignore_request)
-        assert "closed the connection" in await error_of_call(unrestricted, f"127.0.0.1:{port}")
+        assert "was closed" in await error_of_call(unrestricted, f"127.0.0.1:{port}")
         assert connections
         unrestricted.close()
     restricted.close()
