@@ -61,13 +61,24 @@ def _find_mistake(policy: CustomResource) -> str:
 
 def _transition_time(status: Mapping[str, Any], kind: str, value: str) -> str | None:
     """Return since when the published condition has this status; None if it has another one."""
-    conditions = status.get("conditions")
-    entries = conditions if isinstance(conditions, list) else []  # a user may have edited the status
-    for condition in entries:
-        if isinstance(condition, dict) and (condition.get("type"), condition.get("status")) == (kind, value):
+    for condition in _published_conditions(status):
+        if (condition.get("type"), condition.get("status")) == (kind, value):
             since = condition.get("lastTransitionTime")
             return since if isinstance(since, str) else None
     return None
+
+
+def is_published(policy: CustomResource, status: Mapping[str, Any]) -> bool:
+    """Whether a policy has this status; conditions of further types belong to other controllers."""
+    types = {condition["type"] for condition in status["conditions"]}
+    conditions = [entry for entry in _published_conditions(policy.status) if entry.get("type") in types]
+    return {**policy.status, "conditions": conditions} == status
+
+
+def _published_conditions(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    conditions = status.get("conditions")
+    entries = conditions if isinstance(conditions, list) else []  # a user may have edited the status
+    return [entry for entry in entries if isinstance(entry, dict)]
 
 
 class PolicyStatusWriter:
@@ -95,11 +106,11 @@ class PolicyStatusWriter:
                 await self.write_due()
 
     async def write_due(self) -> None:
-        """Write each status that differs from the published one. After a failure, the rest wait for the next run."""
+        """Write each status that is not published. After a failure, the rest wait for the next run."""
         groups = self._groups_by_policy()
         async for key, policy in yield_periodically(list(self._policies.items())):
             status = policy_status(policy, groups.get(key, ()), time())
-            if status != policy.status and not await self._write(policy, status):
+            if not is_published(policy, status) and not await self._write(policy, status):
                 break
 
     async def _write(self, policy: CustomResource, status: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rota.kube.client.objects import CustomResource, Metadata
-from rota.kube.policies.policy_status import MAX_NAMES, policy_status
+from rota.kube.policies.policy_status import MAX_NAMES, is_published, policy_status
 
 NOW = 1_795_248_000.0
 AT = "2026-11-21T08:00:00Z"
@@ -77,3 +77,15 @@ def test_policy_status_keeps_the_time_of_the_last_transition_until_the_next() ->
 )
 def test_policy_status_replaces_one_that_a_user_edited(status: Any) -> None:
     assert accepted_condition(policy_status(a_policy({}, status), (), NOW))["lastTransitionTime"] == AT
+
+
+def test_policy_status_with_conditions_of_other_controllers_is_written_only_if_it_changed() -> None:
+    status = policy_status(a_policy({}), (), NOW)
+    foreign = {"type": "Audited", "status": "True"}
+    accepted, stalled = status["conditions"]
+    policy = a_policy({}, {**status, "conditions": [accepted, foreign, stalled]})
+    later = NOW + 60
+    assert is_published(policy, policy_status(policy, (), later))
+    assert not is_published(policy, policy_status(policy, ["orders"], later))
+    assert not is_published(a_policy({}, {"conditions": [foreign]}), status)
+    assert not is_published(a_policy({}), status)
