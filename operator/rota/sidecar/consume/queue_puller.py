@@ -93,16 +93,17 @@ class QueuePuller:
             self.restart()
 
     async def _pull_forever(self) -> None:
-        backoff_seconds = 0.0  # positive after a failed pull
+        has_failed = False
+        backoff_seconds = 0.0
         last_error = ""
         while True:
             reservation = await self._wait_for_memory()
             offset = self._window.next_offset
-            has_failed = backoff_seconds > 0
             with PullAdmission(self._host.memory_budget, self._memory, reservation) as admission:
                 try:
                     pulled = await self._send_pull(offset, admission, after_failure=has_failed)
                 except (BrokerError, ValueError) as error:  # ValueError: the settings do not name the topic
+                    has_failed = True
                     backoff_seconds = next_backoff(error, backoff_seconds)
                     self._on_pull_failed(error, is_repeated=str(error) == last_error)
                     last_error = str(error)
@@ -110,11 +111,12 @@ class QueuePuller:
                     if has_failed:  # the broker may have been killed, and have lost its latest commits
                         self._window.committed_offset = None
                         self._committer.needs_check = True
+                    has_failed = False
                     backoff_seconds = 0.0
                     last_error = ""
                     self._add_pull(offset, pulled, admission)
-            if backoff_seconds:
-                await asyncio.sleep(backoff_seconds)
+            if has_failed:
+                await asyncio.sleep(backoff_seconds or DISABLED_PAUSE_SECONDS)
 
     async def _send_pull(self, offset: int, admission: PullAdmission, *, after_failure: bool) -> PullResult:
         """Pull; after a failure without long polling, so that the broker's return is noticed at once.
@@ -196,9 +198,9 @@ class QueuePuller:
 
 
 def next_backoff(error: Exception, previous_seconds: float) -> float:
-    """Return for how many seconds a queue waits after a failed pull; `previous_seconds` is its last wait, or 0."""
+    """Return the backoff after a failed pull, in seconds; 0 if consumption is disabled: the next error starts over."""
     if isinstance(error, ConsumptionDisabledError):
-        return DISABLED_PAUSE_SECONDS
+        return 0.0
     return min(max(MIN_BACKOFF_SECONDS, 2 * previous_seconds), MAX_BACKOFF_SECONDS)
 
 
