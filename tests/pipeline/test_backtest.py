@@ -64,10 +64,10 @@ def test_replay_of_a_cut_history_starts_with_the_state_at_the_cut() -> None:
 
 def test_replay_of_a_cut_history_continues_arrivals_in_the_same_steps() -> None:
     rates = np.arange(36.0)[:, None] * np.ones(8)
-    first, second = cut_history(a_history(arrivals=rates, ends=BEGINS + 3 * HOUR), 1 / 3)
-    assert first.arrivals[:, 0].tolist() == [*range(12)]
-    assert second.arrivals[:, 0].tolist() == [*range(12, 36)]
-    assert second.begins == BEGINS + 12 * STEP_SECONDS
+    first, second = cut_history(a_history(arrivals=rates, ends=BEGINS + 3 * HOUR))
+    assert first.arrivals[:, 0].tolist() == [*range(18)]
+    assert second.arrivals[:, 0].tolist() == [*range(18, 36)]
+    assert second.begins == BEGINS + 18 * STEP_SECONDS
 
 
 @pytest.mark.parametrize("seconds_before_the_cut", [0.0, 20.0])

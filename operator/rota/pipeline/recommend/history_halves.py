@@ -29,10 +29,10 @@ class HistoryHalves(NamedTuple):
     second: GroupHistory
 
 
-def cut_history(history: GroupHistory, fraction: float = 0.5) -> HistoryHalves:
-    """Cut a history at the step in which `fraction` of it has passed; raise ValueError if it is too short."""
-    steps = round(history.step_count * fraction)
-    if min(steps, history.step_count - steps) < MIN_HALF_STEPS:
+def cut_history(history: GroupHistory) -> HistoryHalves:
+    """Cut a history in the middle; raise ValueError if it is too short."""
+    steps = history.step_count // 2
+    if steps < MIN_HALF_STEPS:
         hours = (history.ends - history.begins) / 3600
         raise ValueError(f"Group {history.group} has {hours:.1f} hours of history; to test advice it needs two hours")
     at = history.begins + steps * STEP_SECONDS
