@@ -6,12 +6,12 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rota.object_store.interface import NotAnObjectError, ObjectInfo, StoreError
+from rota.object_store.interface import NotAnObjectError, ObjectInfo, StoreError, file_write_errors
 
 LOST_FOUND = "lost+found"  # at the root of ext4, where only root may read it
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -119,27 +119,20 @@ class _FolderWriter(io.BufferedWriter):
 
     def write(self, content: Any) -> int:
         """Write content, at the latest when the file is closed."""
-        with self._errors():
+        with file_write_errors(self._path):
             return super().write(content)
 
     def close(self) -> None:
         """Complete the file."""
         if self.closed:
             return
-        with self._errors():
+        with file_write_errors(self._path):
             try:
                 self.flush()
                 os.fsync(self.fileno())
             finally:
                 super().close()
             _sync_folder(self._path.parent)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(f"{self._path} cannot be written: {error.strerror}") from error
 
 
 def _read_regular(path: Path) -> bytes:

@@ -1,7 +1,9 @@
 """Interface of a store of objects: list, read, create once, delete. Keys are relative to the store's root."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 
@@ -48,6 +50,15 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove an object; a missing one is no error."""
+
+
+@contextmanager
+def file_write_errors(file: Path | str) -> Iterator[None]:
+    """Turn errors of the operating system, such as a full disk, into StoreErrors that name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def create_same(store: ObjectStore, key: str, data: bytes) -> bool:

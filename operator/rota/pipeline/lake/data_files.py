@@ -6,7 +6,6 @@ requests. Here a task that fails, or runs twice, leaves files with random names,
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -16,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
-from rota.object_store import ObjectStore, StoreError, open_store
+from rota.object_store import ObjectStore, open_store
+from rota.object_store.interface import file_write_errors
 
 WRITTEN_FILES = StructType(  # one row for each file that a Spark task has written
     [
@@ -172,7 +172,7 @@ class _FileWriter:
     def close(self) -> DataFile:
         """Complete the file; raise StoreError if it cannot be written."""
         self._write_row_group()
-        with self._store_errors():
+        with file_write_errors(self._uri):
             self._writer.close()
             size_bytes = self._file.tell()
             self._file.close()
@@ -180,15 +180,7 @@ class _FileWriter:
 
     def _write_row_group(self) -> None:
         if self._pending:
-            with self._store_errors():
+            with file_write_errors(self._uri):
                 self._writer.write_table(pa.Table.from_batches(self._pending))
         self._pending = []
         self._pending_bytes = 0
-
-    @contextmanager
-    def _store_errors(self) -> Iterator[None]:
-        """Name the file in errors of the operating system, such as a full disk; those of pyarrow do not name it."""
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(f"{self._uri} cannot be written: {error.strerror or error}") from error
