@@ -22,8 +22,9 @@ from rota.pipeline.history.reading.sorted_rows import (
     merge_runs,
     sort_rows,
 )
+from rota.pipeline.lake.reading.arrow_rows import data_file_errors
 from rota.pipeline.lake.snapshots import LakeSnapshot
-from rota.pipeline.lake.storage import native_filesystem, open_filesystem, storage_errors
+from rota.pipeline.lake.storage import native_filesystem, open_filesystem
 from rota.pipeline.lake.tables import RECORD_TABLES, Lake
 
 KEY_COLUMNS = ("group", "at")
@@ -120,11 +121,10 @@ class _OffsetsFile:
     def _errors(self) -> Iterator[None]:
         """Turn errors of a file into StoreError, the only error of a Python worker that the command line explains."""
         try:
-            with storage_errors(self._uri):
+            with data_file_errors(f"{self._uri}/{self._path}"):
                 yield
-        except (FileNotFoundError, pa.ArrowInvalid) as error:
-            remedy = "the file is damaged or missing; read an older snapshot, or recreate the lake"
-            raise StoreError(f"{self._uri}/{self._path} cannot be read: {remedy}") from error
+        except ValueError as error:
+            raise StoreError(str(error)) from error
 
 
 def _count_samples(metadata: pq.FileMetaData) -> int:
