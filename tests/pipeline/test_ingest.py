@@ -38,10 +38,10 @@ def test_ingest_counts_identical_lines_once_in_one_segment_and_across_segments(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     repeated = journal_line("offsets", "08:00:00.000", topics={}, verdicts={})
-    other = journal_line("offsets", "08:00:05.000", topics={}, verdicts={})
-    write_segment(tmp_path, "08-a.jsonl.gz", repeated, repeated, other, b"torn\n", b"torn\n")
+    later_line = journal_line("offsets", "08:00:05.000", topics={}, verdicts={})
+    write_segment(tmp_path, "08-a.jsonl.gz", repeated, repeated, later_line, b"torn\n", b"torn\n")
     write_segment(tmp_path, "08-b.jsonl.gz", repeated, b"torn\n")
-    write_segment(tmp_path, "09-c.jsonl.gz", other)
+    write_segment(tmp_path, "09-c.jsonl.gz", later_line)
     rows = ingest(spark, tmp_path).rows
     assert {kind: count for kind, count in rows.items() if count} == {"offsets": 2, "quarantine": 1}
 
@@ -134,8 +134,10 @@ def test_ingest_reads_a_broken_segment_up_to_the_damage_and_quarantines_the_reas
     for name, (content, _) in BROKEN_SEGMENTS.items():
         write_file(tmp_path, f"08-{name}.jsonl.gz", content)
     ingest(spark, tmp_path)
-    found = {str(row["file"]).rpartition("-")[2]: row["reason"] for row in table_rows(tmp_path, "quarantine")}
-    assert found == {f"{name}.jsonl.gz": reason for name, (_, reason) in BROKEN_SEGMENTS.items()}
+    reasons_by_segment = {
+        str(row["file"]).rpartition("-")[2]: row["reason"] for row in table_rows(tmp_path, "quarantine")
+    }
+    assert reasons_by_segment == {f"{name}.jsonl.gz": reason for name, (_, reason) in BROKEN_SEGMENTS.items()}
     assert len(reasons(tmp_path)) == 50
     assert ingest(spark, tmp_path).segments == 0
 

@@ -294,9 +294,9 @@ def rebuild_history(group: str, facts: Iterable[Fact], ends: float | None = None
     """Return the history of a group from its records, which are in order of time."""
     facts = list(facts)
     samples = [fact for fact in facts if isinstance(fact, records.OffsetsRecord)]
-    others = [fact for fact in facts if not isinstance(fact, records.OffsetsRecord)]
+    facts_without_offsets = [fact for fact in facts if not isinstance(fact, records.OffsetsRecord)]
     places = Places()
-    return build_history(group, others, samples_of(samples, places), places, ends)
+    return build_history(group, facts_without_offsets, samples_of(samples, places), places, ends)
 
 
 @pytest.mark.parametrize("number", range(1, 13))

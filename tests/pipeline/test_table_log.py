@@ -246,9 +246,9 @@ def test_table_readers_of_an_older_rota_ignore_unknown_columns(lake_uri: str) ->
 
 def test_table_with_columns_of_another_type_is_refused(lake_uri: str) -> None:
     append_file(lake_uri, "a")
-    other = StructType([StructField("group", LongType()), GROUPS["date"]])
+    schema_of_another_type = StructType([StructField("group", LongType()), GROUPS["date"]])
     with pytest.raises(ValueError, match="written by another version of Rota: group is string instead of bigint"):
-        open_table(lake_uri, other).to_arrow(0)
+        open_table(lake_uri, schema_of_another_type).to_arrow(0)
 
 
 def test_table_columns_are_compared_by_name_at_every_level() -> None:

@@ -136,12 +136,12 @@ def test_pipeline_rejects_invalid_input_before_spark_starts(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # without Java, anything that starts Spark fails with another error
     Lake(str(tmp_path / "lake")).snapshots.publish(EMPTY_SNAPSHOT, {})
     arguments, sentence = case(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
+    paths_at_start = sorted(tmp_path.rglob("*"))
     result = CliRunner().invoke(main, ["pipeline", *map(str, arguments)])
     stderr = "".join(line for line in result.stderr.splitlines(keepends=True) if "reading snapshot" not in line)
     assert (result.exit_code, result.stdout, stderr.count("\n")) == (2, "", 1)
     assert stderr.startswith(f"rota: {sentence}")
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted(tmp_path.rglob("*")) == paths_at_start
 
 
 @pytest.mark.parametrize("command", [["rollup"], ["simulate", "--policies", "p.yaml"]])

@@ -267,11 +267,11 @@ def _count_descriptors() -> int:
 def test_lake_folder_at_a_key_is_refused_without_a_descriptor_that_stays_open(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     store = FolderStore(tmp_path)
-    before = _count_descriptors() if sys.platform == "linux" else 0
+    descriptors_at_start = _count_descriptors() if sys.platform == "linux" else 0
     for _ in range(10):
         with pytest.raises(NotAnObjectError, match="is not a regular file"):
             store.read("a")
-    assert sys.platform != "linux" or _count_descriptors() < before + 10
+    assert sys.platform != "linux" or _count_descriptors() < descriptors_at_start + 10
 
 
 def test_lake_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

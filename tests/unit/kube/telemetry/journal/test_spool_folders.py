@@ -98,16 +98,16 @@ def test_journal_spool_leaves_folders_of_users(tmp_path: Path, name: str) -> Non
 
 
 def test_journal_spool_follows_no_link_to_a_folder(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / f"{HOUR}-000001.jsonl").write_text("{}\n")
+    linked_folder = tmp_path / "other"
+    linked_folder.mkdir()
+    (linked_folder / f"{HOUR}-000001.jsonl").write_text("{}\n")
     root = tmp_path / "spool"
     root.mkdir()
-    (root / "rota-a-0f8e1c5a-20261121T070000Z").symlink_to(other)
+    (root / "rota-a-0f8e1c5a-20261121T070000Z").symlink_to(linked_folder)
     folders = SpoolFolders(root, PROCESS)
     assert folders.adopt() == []
     folders.release([])
-    assert [path.name for path in other.iterdir()] == [f"{HOUR}-000001.jsonl"]
+    assert [path.name for path in linked_folder.iterdir()] == [f"{HOUR}-000001.jsonl"]
 
 
 def test_journal_spool_adopts_the_folder_of_an_ended_process(tmp_path: Path) -> None:
