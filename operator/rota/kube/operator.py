@@ -103,8 +103,8 @@ class _Parts:
     def informers(self) -> list[Informer[Any]]:
         """All informers of all watched namespaces."""
         informers: list[Informer[Any]] = []
-        for kinds in self.namespaces:
-            informers += [*kinds.objects, *kinds.custom_resources]
+        for namespace in self.namespaces:
+            informers += [*namespace.objects, *namespace.custom_resources]
         return informers
 
 
@@ -169,6 +169,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     policy_statuses = PolicyStatusWriter(parts.api, policies, groups_by_policy, lambda: controller.is_leading)
     delivery_poller = partial(poll_deliveries, get_groups, reports, controller.queue.enqueue)
     async with asyncio.TaskGroup() as tasks:
+        # In these, kopf watches groups and policies; in others, and without kopf, informers do.
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         running: list[asyncio.Task[Any]] = []
         for objects, custom_resources in parts.namespaces:
@@ -176,7 +177,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
             watch = watch_custom_resources(objects, custom_resources, kopf_namespaces)
             running.append(tasks.create_task(watch, name="custom resources"))
         running += [
-            tasks.create_task(parts.registry.run(), name="secrets"),
+            tasks.create_task(parts.registry.run(), name="broker secrets"),
             tasks.create_task(poll_reports(get_groups, reports, controller.queue.enqueue), name="report poller"),
             tasks.create_task(supervise("progress poller", progress_poller.run), name="progress poller"),
             tasks.create_task(supervise("delivery poller", delivery_poller), name="delivery poller"),

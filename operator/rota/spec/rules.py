@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from rota.spec import GroupSpec, PolicySpec, StrategyOptions, Subscription
 
-MAX_QUEUES_PER_BROKER = 1_000_000  # queues of a topic on one broker; a higher id is taken for a typing error
+MAX_QUEUES_PER_BROKER = 1_000_000  # queues of a topic on one broker; a higher id is taken for a mistyped one
 # The broker's lock of an Orderly queue expires after 60 s. The sidecar starts deliveries only while the lock is at most
 # 30 s old, so a delivery that takes at most 30 s ends before another member can lock the queue.
 MAX_ORDERLY_TIMEOUT_SECONDS = 30.0
-_ZERO = (0, "0%")  # pods
+_NO_PODS = (0, "0%")  # as a limit of a rollout
 
 # The base URL of an OTLP receiver: no credentials, query or fragment.
 _RECEIVER_PATTERN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%/-]*)?")
@@ -67,7 +67,7 @@ def _workload_mistakes(spec: "GroupSpec") -> Iterator[str]:
         yield "spec.delivery.traces.endpoint is not the URL of a receiver; write one such as http://collector:4318"
     if spec.max_attempts == 0:
         yield "spec.delivery.retry.maxAttempts must be at least 1, or -1 for ever"
-    if spec.rollout.max_surge in _ZERO and spec.rollout.max_unavailable in _ZERO:
+    if spec.rollout.max_surge in _NO_PODS and spec.rollout.max_unavailable in _NO_PODS:
         yield "spec.rollout.maxSurge and maxUnavailable are both 0, so no pod could be replaced; allow one of them"
     if spec.replicas is not None and spec.template is None:
         yield "spec.replicas requires spec.template; without a template Rota neither runs nor scales the pods"

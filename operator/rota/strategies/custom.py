@@ -22,7 +22,7 @@ def custom(roster: Roster, *, name: str, options: Mapping[str, Any] | None = Non
     strategy = load_strategy(name)
     copied_roster = replace(roster, owners=array("i", roster.owners))  # user code may write into the array
     result = _call_user_code(f"Custom strategy {name}", "failed", lambda: strategy(copied_roster, **(options or {})))
-    return check_owners(name, result, roster)
+    return check_owners(f"Custom strategy {name}", result, roster)
 
 
 def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name: str, **_options: Any) -> Iterator[str]:
@@ -40,13 +40,8 @@ def load_strategy(name: object) -> Strategy:
     return loaded
 
 
-def check_owners(name: str, result: object, roster: Roster) -> Owners:
-    """Return the result of a custom strategy as owners; raise ValueError if it is no owners array over the roster."""
-    return owners_array(f"Custom strategy {name}", result, roster)
-
-
-def owners_array(subject: str, result: object, roster: Roster) -> Owners:
-    """Return a result as owners; raise ValueError for a wrong shape or type, or an index that no member has."""
+def check_owners(subject: str, result: object, roster: Roster) -> Owners:
+    """Return a strategy's result as owners; raise ValueError for a wrong shape, type or member index."""
     requirement = f"must return one member index for each of {len(roster.queues)} queues"
     owners = _call_user_code(subject, requirement, lambda: np.asarray(result))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":

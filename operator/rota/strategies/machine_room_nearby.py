@@ -12,7 +12,7 @@ from rota.model import NO_OWNER, Queue, Roster, Run, java_sort_key
 from rota.strategies import input_checks
 from rota.strategies.arrays import Owners, current_owners, indices_of_runs, no_owners
 from rota.strategies.averagely import averagely
-from rota.strategies.custom import owners_array
+from rota.strategies.custom import check_owners
 
 
 def machine_room_nearby(
@@ -34,7 +34,7 @@ def machine_room_nearby(
         members = members_by_room.get(room, all_members)
         original_indexes = np.array([*members, NO_OWNER])  # NO_OWNER, -1, selects the last entry, which is NO_OWNER
         part = _restrict(roster, runs, members)
-        part_owners = owners_array("The inner strategy of MachineRoomNearby", inner(part), part)
+        part_owners = check_owners("The inner strategy of MachineRoomNearby", inner(part), part)
         owners[indices_of_runs(runs)] = original_indexes[part_owners]
     return owners
 

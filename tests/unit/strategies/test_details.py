@@ -224,7 +224,7 @@ def test_machine_room_nearby_leaves_queues_unowned_if_its_inner_strategy_does() 
 
 def test_custom_strategy_result_that_is_no_array_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^Custom strategy mine must return one member index for each of 3 queues"):
-        check_owners("mine", [[0], [0, 1], [0]], a_roster(3, 2))
+        check_owners("Custom strategy mine", [[0], [0, 1], [0]], a_roster(3, 2))
 
 
 # Sticky.

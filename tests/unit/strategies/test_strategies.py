@@ -205,7 +205,7 @@ def test_roster_ignores_current_owners_and_queues_that_no_longer_exist() -> None
 @pytest.mark.parametrize("result", [None, "all of it", [0, 0], [[0], [0], [0]], [0.5, 1.0, 0.0], [0, 1, 2], [0, -2, 1]])
 def test_custom_strategy_result_that_is_invalid_is_rejected(result: object) -> None:
     with pytest.raises(ValueError, match=r"^Custom strategy mine "):
-        check_owners("mine", result, a_roster(3, 2))
+        check_owners("Custom strategy mine", result, a_roster(3, 2))
 
 
 class RaisingArray:
@@ -232,7 +232,7 @@ def test_custom_strategy_exception_becomes_a_sentence(error: BaseException, monk
 
     error_name = type(error).__name__
     with pytest.raises(ValueError, match=rf"^Custom strategy mine must return one member .* queues: {error_name}"):
-        check_owners("mine", RaisingArray(error), a_roster(3, 2))
+        check_owners("Custom strategy mine", RaisingArray(error), a_roster(3, 2))
     monkeypatch.setattr(sys.modules[check_owners.__module__], "load_strategy", lambda _name: throw)
     with pytest.raises(ValueError, match=rf"^Custom strategy mine failed: {error_name}"):
         allocate("Custom", ORDERS, ["a"], options={"name": "mine"})
@@ -251,7 +251,7 @@ def test_custom_strategy_module_that_exits_on_import_becomes_a_sentence(
 
 def test_custom_strategy_keyboard_interrupt_is_propagated() -> None:
     with pytest.raises(KeyboardInterrupt):
-        check_owners("mine", RaisingArray(KeyboardInterrupt()), a_roster(3, 2))
+        check_owners("Custom strategy mine", RaisingArray(KeyboardInterrupt()), a_roster(3, 2))
 
 
 def test_explain_accepts_every_input_that_can_be_allocated() -> None:
@@ -306,7 +306,7 @@ def test_roster_takes_a_single_string_as_one_member() -> None:
 
 
 def test_custom_strategy_result_that_is_valid_is_accepted() -> None:
-    assert list(check_owners("mine", [1, 0, -1], a_roster(3, 2))) == [1, 0, -1]
+    assert list(check_owners("Custom strategy mine", [1, 0, -1], a_roster(3, 2))) == [1, 0, -1]
 
 
 def test_weight_that_is_implausible_is_replaced_by_a_typical_one() -> None:

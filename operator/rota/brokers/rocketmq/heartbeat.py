@@ -31,7 +31,7 @@ class HeartbeatSender:
         self._joined = False
         self._left = False
         self._periodic_task: asyncio.Task[None] | None = None
-        self._retry_tasks: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats between rounds
+        self._sender_tasks: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats beside the periodic ones
 
     async def join(self) -> None:
         """Register with every broker of the topics and stay registered; retry unreachable brokers later."""
@@ -79,7 +79,7 @@ class HeartbeatSender:
         """
         is_joined = self._joined and not self._left
         if is_joined and request.code != RequestCode.HEART_BEAT and address in self._replica_addresses():
-            self._start_retries(address, 0)
+            self._start_sending(address, 0)
 
     def _check_not_left(self) -> None:
         if self._left:
@@ -87,11 +87,11 @@ class HeartbeatSender:
 
     def _cancel(self) -> list[asyncio.Task[None]]:
         """Cancel all background tasks; return them."""
-        tasks = [*self._retry_tasks.values()]
+        tasks = [*self._sender_tasks.values()]
         if self._periodic_task:
             tasks.append(self._periodic_task)
         self._periodic_task = None
-        self._retry_tasks = {}
+        self._sender_tasks = {}
         for task in tasks:
             task.cancel()
         return tasks
@@ -128,14 +128,14 @@ class HeartbeatSender:
         results = await asyncio.gather(*(self._send_request(address, self._heartbeat_request()) for address in targets))
         for address, accepted in zip(targets, results, strict=True):
             if not accepted:
-                self._start_retries(address, RETRY_SECONDS)
+                self._start_sending(address, RETRY_SECONDS)
 
-    def _start_retries(self, address: str, delay_seconds: float) -> None:
+    def _start_sending(self, address: str, delay_seconds: float) -> None:
         """Send heartbeats to one address in the background after a pause, until it accepts one."""
-        if previous := self._retry_tasks.get(address):
+        if previous := self._sender_tasks.get(address):
             previous.cancel()
-        self._retry_tasks = {target: task for target, task in self._retry_tasks.items() if not task.done()}
-        self._retry_tasks[address] = asyncio.create_task(self._send_until_accepted(address, delay_seconds))
+        self._sender_tasks = {target: task for target, task in self._sender_tasks.items() if not task.done()}
+        self._sender_tasks[address] = asyncio.create_task(self._send_until_accepted(address, delay_seconds))
 
     async def _send_until_accepted(self, address: str, delay_seconds: float) -> None:
         accepted = False

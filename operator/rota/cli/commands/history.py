@@ -16,7 +16,7 @@ from rota.pipeline.report.plots import format_number
 from rota.sentences import pluralize
 
 ROLLUP = "marts/rollup"
-# Columns of the printed table, and how hours are summed up. None: there is no value of all hours.
+# Columns of the printed table, and how the total combines the hours; None: not combined.
 PRINTED_COLUMNS: dict[str, Callable[[list[Any]], Any] | None] = {
     "group": None,
     "hour": None,
@@ -109,7 +109,7 @@ def _format_cell(value: Any) -> Any:
 
 
 def total_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return sums, the highest lag and delay, and whether all hours are complete; None if all hours are unknown."""
+    """Return sums, the highest lag and delay, and whether all hours are complete; None where no hour has a value."""
     total: dict[str, Any] = {"group": rows[0]["group"], "hour": "total"}
     for name, combine in PRINTED_COLUMNS.items():
         values = [row[name] for row in rows if row.get(name) is not None]

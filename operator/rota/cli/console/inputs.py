@@ -19,7 +19,7 @@ from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, parse_group, pars
 
 T = TypeVar("T")
 
-MAX_MEMBERS = 99_999  # more is a typing error
+MAX_MEMBERS = 99_999  # a larger number is taken for a mistyped one
 _YAML_ERRORS = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 

@@ -1,6 +1,6 @@
 """Asks unmanaged consumers, through their brokers, for their own settings: new ones at once, all of them once a minute.
 
-A broker's subscription table of a group is no substitute: it holds only the content of the last heartbeat.
+A broker's subscription table of a group is no substitute: each consumer's heartbeat overwrites those of the others.
 """
 
 import asyncio

@@ -22,7 +22,7 @@ class DuplicateId(NamedTuple):
     """A client id that a broker lists more than once: several consumers, or one consumer and its old connection."""
 
     since: float  # the loop's time of the poll that first found it
-    same_address: bool  # whether each broker lists it at one address only
+    same_address: bool  # whether no broker lists it at several; two brokers may see two addresses
 
     def may_be_old_connection(self, now: float) -> bool:
         """Whether a broker may still hold the old connection of a consumer that has connected again."""
@@ -75,7 +75,7 @@ class BrokerResponse(NamedTuple):
     settings: BrokerGroupSettings | None
 
 
-async def read_broker(brokers: Brokers, slots: asyncio.Semaphore, consumer_group: str, broker: str) -> BrokerResponse:
+async def read_group_at(brokers: Brokers, slots: asyncio.Semaphore, consumer_group: str, broker: str) -> BrokerResponse:
     """Ask a broker for a group's online consumers and settings; `slots` limit the requests under way."""
     async with slots:
         consumers = await brokers.online_consumers(consumer_group, broker)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rota.brokers.errors import BrokerError, RejectedError
 from rota.brokers.port import Brokers
-from rota.kube.brokers.online_consumers import OnlineConsumers, merge_consumers, read_broker
+from rota.kube.brokers.online_consumers import OnlineConsumers, merge_consumers, read_group_at
 from rota.kube.brokers.topic_routes import TopicInterest, TopicRoutes
 from rota.kube.client.objects import ObjectKey
 from rota.kube.state.broker_state import BrokerState
@@ -40,7 +40,7 @@ class RouteWatcher:
         self._interests: dict[ObjectKey, TopicInterest] = {}
         self._within_quota: dict[ObjectKey, TopicInterest] = {}
         slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
-        self._read_broker = partial(read_broker, brokers, slots)
+        self._read_group_at = partial(read_group_at, brokers, slots)
         self.routes = TopicRoutes(brokers, slots)
         self._consumers: dict[ObjectKey, OnlineConsumers] = {}
         self._route_polls = 0
@@ -103,10 +103,10 @@ class RouteWatcher:
                 _log.exception("Polling brokers failed unexpectedly")
 
     async def poll_group(self, key: ObjectKey) -> None:
-        """Poll routes and online consumers of one group now.
+        """Poll routes and online consumers of one group now; report a change of routes, but none of consumers.
 
-        A change of its consumers is left to the caller: the reconcile that polls (`BrokerRegistry.poll_group`) reads it
-        afterwards, and `BrokerRegistry.update_group`, which polls after a change of the spec, reports it.
+        The caller handles consumers: a reconcile (`BrokerRegistry.poll_group`) reads them after the poll;
+        `BrokerRegistry.update_group`, which polls after a change of the spec, reports the group.
         """
         if interest := self._interests.get(key):
             await asyncio.gather(*map(self._poll_topic, interest.consumed_topics))
@@ -155,7 +155,7 @@ class RouteWatcher:
         """Ask every broker of a group's topics for online consumers; return whether they have changed."""
         brokers = () if self._quota.rejection(key) else sorted(self.routes.brokers_of(interest.topics))
         try:
-            responses = await asyncio.gather(*map(partial(self._read_broker, interest.consumer_group), brokers))
+            responses = await asyncio.gather(*map(partial(self._read_group_at, interest.consumer_group), brokers))
             current = OnlineConsumers()  # without a broker to ask, nothing is known
             if brokers:
                 current = merge_consumers(responses, self.online_of(key).duplicates, asyncio.get_running_loop().time())

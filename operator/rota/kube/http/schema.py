@@ -87,7 +87,7 @@ class MemberInfo(Struct, frozen=True, rename="camel"):
     generation: int | None = None  # the generation it obeys; None: no report yet
     rate: float | None = None  # messages consumed per second
     troubles: list[str] = []  # its own messages about problems that keep it from consuming
-    queue_states: dict[str, int] = {}  # number of its queues that it does not pull now, by `rota.reports.QueueState`
+    queue_states: dict[str, int] = {}  # queues that it does not pull now: number by `rota.reports.QueueState`
     failing: list[str] = []  # one sentence per message that hangs or has failed several times
     subscriptions: list[SubscriptionInfo] = []  # without the retry topic; empty: not known
     model: str = ""  # Clustering or Broadcasting; empty: not known
@@ -130,7 +130,7 @@ class BrokerSettings(Struct, frozen=True, rename="camel"):
 
     broker: str
     enabled: bool  # whether the broker lets the group consume
-    retries: int  # of a message, by clients that set no limit; sidecars obey delivery.retry.maxAttempts
+    retries: int  # limit for each message of clients that set none; sidecars obey delivery.retry.maxAttempts
     retry_queues: int
 
 

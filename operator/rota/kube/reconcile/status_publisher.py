@@ -78,7 +78,7 @@ class CoalescingTask:
 class _Step(StrEnum):
     """A step whose failures in a row are counted; log lines name it by its value."""
 
-    PUBLISH = "Writing status and Events"  # unexpected errors
+    PUBLISH = "Writing status and Events"  # unexpected errors in either
     STATUS = "Writing the status"  # the API server rejects the status, or does not respond
     DEPLOYMENT = "Updating the Deployment"
 
@@ -160,7 +160,7 @@ class StatusPublisher:
             self._write_counts["status"] += 1
             self._failures[_Step.STATUS] = 0
             throttle.on_written(status)
-            if group.is_older_than(written.metadata):
+            if group.is_older_than(written.metadata):  # the next write needs the new resourceVersion
                 self._resources.specs.set_spec(group, written)
 
     async def _sync_deployment(self) -> None:
@@ -175,7 +175,7 @@ class StatusPublisher:
             return
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
-            self._requeue_after(REWRITE_SECONDS)  # the Secret may be missing
+            self._requeue_after(REWRITE_SECONDS)  # then the Secret, which may be missing, is written again
         self._failures[_Step.DEPLOYMENT] = 0
         problems = self._group.deployment_problems
         if previous_rollout != self._group.rollout:

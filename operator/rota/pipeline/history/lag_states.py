@@ -83,10 +83,10 @@ class GroupNotes:
         flags = np.ones(len(samples.record), np.bool_)
         bounds = samples.bounds
         for (place, since, until), ids in self._unowned.items():
-            begin = int(np.searchsorted(samples.at, _to_micros(since)))
-            end = len(samples.at) if until is None else int(np.searchsorted(samples.at, _to_micros(until)))
-            if begin < end:
-                during = slice(int(bounds[begin]), int(bounds[end]))
+            first_record = int(np.searchsorted(samples.at, _to_micros(since)))
+            end_record = len(samples.at) if until is None else int(np.searchsorted(samples.at, _to_micros(until)))
+            if first_record < end_record:
+                during = slice(int(bounds[first_record]), int(bounds[end_record]))
                 is_listed = np.isin(samples.queue[during], ids)
                 flags[during] &= ~(is_listed & (samples.place[during] == places.encode(place)))
         return flags
@@ -96,7 +96,7 @@ class GroupNotes:
 
 
 class _Judged(NamedTuple):
-    """Results by sample."""
+    """Results by sample of a queue."""
 
     lags: lag_columns.Offsets
     delays: NDArray[np.float64]
@@ -149,7 +149,7 @@ def _judge(samples: Samples, columns: lag_columns.OffsetColumns, is_judged: Flag
 
 
 def _surely_keeps_up(samples: Samples, columns: lag_columns.OffsetColumns, lags: lag_columns.Offsets) -> Flags:
-    """Return which samples certainly keep up: a lag of 0, a known previous lag, and no offset that went back lately."""
+    """Return which samples certainly keep up: lag 0, a known recent lag before, no offset that went back lately."""
     has_previous = columns.previous_row >= 0
     previous = np.maximum(columns.previous_row, 0)  # without a previous sample, 0: its values are not used
     is_rewound = has_previous & (columns.committed_offset < columns.committed_offset[previous])

@@ -16,7 +16,7 @@ from rota.model import single_line
 MIN_GAIN_FRACTION = 0.05
 LAG_UNIT_MESSAGES = 1000  # messages; a group with less lag keeps up
 
-MAX_WEIGHT = 1e12  # a higher weight is a typing error
+MAX_WEIGHT = 1e12  # a higher weight is taken for a mistyped one
 
 
 class CostMeasure(NamedTuple):

@@ -204,7 +204,7 @@ async def test_heartbeat_to_addresses_that_change_keeps_no_finished_tasks(broker
         client = RoutingClient(ConnectionConfig([server.address]), handle_request=lambda _: None)
         heartbeat = HeartbeatSender(client, Membership(group="shop", client_id="one", subscriptions=[]), [])
         for number in range(20):
-            heartbeat._start_retries(f"127.0.0.1:{number}", 0.0)
-            await until(lambda: all(task.done() for task in heartbeat._retry_tasks.values()))
-        assert len(heartbeat._retry_tasks) == 1
+            heartbeat._start_sending(f"127.0.0.1:{number}", 0.0)
+            await until(lambda: all(task.done() for task in heartbeat._sender_tasks.values()))
+        assert len(heartbeat._sender_tasks) == 1
         client.close()

@@ -1,6 +1,6 @@
 """Checks of the folders that the pipeline's commands write: files of other programs are never replaced.
 
-All checks run before Spark starts, so that a typing error is reported at once.
+All checks run before Spark starts, so that a mistyped path is reported at once.
 """
 
 import os

@@ -58,13 +58,11 @@ def recommend(
     earlier = read_earlier_advice(spark, opened)
     histories = read_histories(spark, progress, opened, days)
     simulation = run_simulation(progress, histories, policies, opened)
-    report_data = write_report(
-        progress, histories, simulation, policies, opened=opened, earlier=earlier, to=to, **options
-    )
+    findings = write_report(progress, histories, simulation, policies, opened=opened, earlier=earlier, to=to, **options)
     opened.publish()
-    print_summary(report_data)
-    if report_data.backtest is not None:
-        _print_backtest(report_data.backtest)
+    print_summary(findings)
+    if findings.backtest is not None:
+        _print_backtest(findings.backtest)
     folder = Path(to)
     print_line(f"The report is {folder / REPORT_FILE}; the manifests are in {folder / 'policies'}")
 
@@ -80,7 +78,7 @@ def write_report(
     to: str,
     **options: Any,
 ) -> "Findings":
-    """Write the marts costs and chosen, and the report's folder; return the report's data.
+    """Write the marts costs and chosen, and the report's folder; return the report's findings.
 
     If advice is to be tested, write the mart backtest, too.
     """
@@ -162,8 +160,8 @@ def print_summary(findings: "Findings") -> None:
         gain = ""
         if scope.changing:
             gain = f", together {describe_change(present_sums['cost'], advised_sums['cost'])} cost"
-        if first := find_leading_group(findings):
-            gain += f", of that {format_percent(first.gain_fraction)} is group {first.group}"
+        if leading := find_leading_group(findings):  # gains more than all others together
+            gain += f", of that {format_percent(leading.gain_fraction)} is group {leading.group}"
         print_line(f"{scope.changing} of {pluralize(judged_groups, 'group')} would benefit from another policy{gain}")
         print_line(describe_history_length(scope.longest))
     if best_single_policy is not None and present_sums is not None:

@@ -28,18 +28,18 @@ class LagAtBroker:
     queue_lags: dict[Queue, QueueLag] = field(default_factory=dict)
     dead_letters: int | None = None
     sampled_at: float | None = None  # seconds since 1970: time of the last request with a response
-    requested_at: float | None = None  # the same on the loop's clock; without a response, time of the first request
+    requested_at: float | None = None  # the same time on the loop's clock; before any response: of the first request
     # Incoming messages a second, a mean over up to an hour; None: unknown. Only for groups whose policy needs weights.
     incoming_rates: Mapping[Queue, float | None] = field(default_factory=dict)
     is_known: bool = False  # whether the lag on each queue is known
 
     def matches(self, interest: TopicInterest) -> bool:
-        """Whether this is the lag of these offsets: the group may have been recreated, or its spec changed."""
+        """Whether the offsets have the interest's source: the group may have been recreated, or its spec changed."""
         return (self.consumer_group, self.broadcasting) == interest.offset_source
 
     @property
     def responded_at(self) -> float:
-        """Sort key: the time of the last request with a response, on the loop's clock; 0 without one, so first."""
+        """Time of the last request with a response, on the loop's clock; 0 without one: polled first."""
         return self.requested_at if self.sampled_at and self.requested_at else 0.0
 
 
@@ -80,9 +80,10 @@ def merge_responses(
     offsets: Mapping[ObjectKey, CommittedOffsets],
     ranges: Mapping[str, OffsetRanges],
 ) -> tuple[GroupSamples, dict[ObjectKey, list[Queue]]]:
-    """Return samples of the groups that the broker responded about, and their queues to ask about one by one.
+    """Return samples of the groups that the broker responded about, and queues whose offsets `QueueResolver` requests.
 
-    A broker has no offsets of Broadcasting groups, so their missing offsets are unknown.
+    `topics` are those of a group on the broker. In `offsets`, a Broadcasting group has those that its members reported,
+    as brokers have none; missing ones are unknown.
     """
     samples: GroupSamples = {}
     unresolved: dict[ObjectKey, list[Queue]] = {}
@@ -114,7 +115,7 @@ def judge_samples(
 ) -> dict[ObjectKey, LagAtBroker]:
     """Add samples to the broker's histories, judge these, and forget the histories of groups and topics that are gone.
 
-    Runs in a thread, as it takes a while.
+    `consumed` are the queues that have a consumer. Runs in a thread, as it takes a while.
     """
     lags: dict[ObjectKey, LagAtBroker] = {}
     histories: dict[HistoryKey, dict[str, LagHistory]] = {}

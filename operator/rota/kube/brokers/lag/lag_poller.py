@@ -40,7 +40,7 @@ class GroupLag(NamedTuple):
     queues: Mapping[Queue, QueueLag]
     dead_letters: int | None = None
     sampled_at: float | None = None  # seconds since 1970: time of the oldest request with a response
-    # The same on the loop's clock, for the metric of the lag's age; if no broker ever responded: when polling began.
+    # The same on the loop's clock, for the metric of the lag's age; if a broker never responded: of its first request.
     requested_at: float | None = None
     incomplete_topics: frozenset[str] = frozenset()  # their routes have just lost a broker, which may come back
     incoming_rates: Mapping[Queue, float | None] = {}  # messages a second; only if the policy needs weights

@@ -23,7 +23,7 @@ from rota.timestamps import format_time
 STDOUT = "-"
 DEFAULT_LIMIT = "8Gi"
 MIN_LIMIT_BYTES = 2**20
-MAX_LIMIT_BYTES = 2**60  # a larger value is a typing error, since no disk is so large
+MAX_LIMIT_BYTES = 2**60  # a larger value is mistyped, since no disk is so large
 MAX_QUEUED_VALUES = 1_000_000  # values in records that wait for a slow disk: about 60 MB
 MAX_BATCH_RECORDS = 200  # records in one write
 RETRY_SECONDS = 5.0  # after a failed write; meanwhile, records are dropped without an attempt

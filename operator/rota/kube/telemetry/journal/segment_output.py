@@ -59,12 +59,12 @@ class SegmentOutput:
             spool_bytes = place.limit_bytes // SPOOL_PARTS
             retention = FolderRetention(store, place.limit_bytes - spool_bytes)
         # The name of every segment of this process, but for the hour and the sequence, which the spool fills in.
-        process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_start(), 0)
+        process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_now(), 0)
         self._spool = Spool(spool, process, spool_bytes, on_dropped)
         self._shipper = SegmentShipper(store, self._spool, retention)
         self.name = f"The journal's spool {spool}"
         self.append = self._spool.append
-        self.close_due = self._spool.close_due
+        self.close_due = self._spool.close_due  # closes segments that are old or large enough
 
     def start(self) -> None:
         """Start the thread that ships; segments of ended processes come first."""
@@ -182,5 +182,5 @@ def _check_hard_links(store: FolderStore) -> None:
             raise ValueError(f"--journal: {error}") from error
 
 
-def _utc_start() -> str:
+def _utc_now() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
