@@ -5,8 +5,8 @@ from math import sqrt
 
 from rota.model import Queue
 
-# A member's load has changed if it differs by more than both of these; errors of 10 % in each weight cause less.
-# The errors of a member's queues partly cancel out, so this is a share of the root of the sum of their squared weights.
+# A member's load has changed if it differs by more than both limits; errors of 10 % in each weight cause less.
+# A share of the root of the sum of the squared weights of a member's queues, as their errors partly cancel out.
 NOISE_SHARE = 0.3
 # A share of the mean load, for errors that do not cancel out. Balanced chooses queues by their measured weights, so one
 # member may have got just the queues that looked too heavy. The next measurement then shows a load that is lower by up

@@ -1,7 +1,7 @@
 """Bindings of groups to broker clusters, and which of several ConsumerGroups owns a consumer group.
 
-Each ConsumerGroup claims the consumer group that it names. Several may claim the same one: its rivals are those that
-also share brokers with it. The oldest rival that a common broker has accepted, that is, lists its consumers, owns the
+Each ConsumerGroup claims the consumer group that it names. ConsumerGroups with the same claim that share brokers are
+rivals. Brokers accept a group if they list its consumers. The oldest rival that is accepted at common brokers owns the
 consumer group; a younger one is a duplicate, which must release all queues. A group without an assignment waits until
 every older rival was polled, with or without success: until then one of them may turn out to be the owner.
 """
@@ -191,8 +191,8 @@ def share_brokers(binding: Binding, rival: Binding) -> bool:
 def owns_consumer_group(binding: Binding, rival: Binding) -> bool:
     """Whether `binding` owns the consumer group of both: it is older, and accepted by brokers that both use.
 
-    Acceptance is known of a group's brokers as a whole: it counts if both groups have topics on a common broker. A
-    common name server is no proof.
+    Acceptance is recorded for all brokers of a group together, so it counts only if the groups have topics on a common
+    broker. A common name server does not prove that they have.
     """
     return binding.is_older_than(rival) and binding.is_accepted and binding.has_common_broker(rival)
 

@@ -26,7 +26,7 @@ MAX_CONCURRENT_ANNOTATIONS = 20  # concurrent annotation writes of one group
 SETTINGS_POKES_PER_SECOND = 100.0
 SETTINGS_POKES_BURST = 100
 REPEATED_POKES_PER_SECOND = 10.0  # a limit of its own: pods that never obey must not use up that of first pokes
-SETTINGS_RETRY_SECONDS = 5.0  # until postponed pokes are tried again, by up to a thousand groups
+SETTINGS_RETRY_SECONDS = 5.0  # until a group with postponed pokes is reconciled again; there may be 1,000
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ class TokenBucket:
         return allowed
 
 
-class Annotations(NamedTuple):
-    """The successful writes of annotations, and the seconds until postponed ones are due."""
+class AnnotationResult(NamedTuple):
+    """The number of successful writes, and the seconds until postponed pokes are tried again."""
 
     writes: int
     retry_seconds: float
@@ -66,7 +66,7 @@ class PodAnnotator:
         self._first_pokes = TokenBucket(SETTINGS_POKES_PER_SECOND, SETTINGS_POKES_BURST)
         self._repeated_pokes = TokenBucket(REPEATED_POKES_PER_SECOND, SETTINGS_POKES_BURST)
 
-    async def annotate(self, group: Group, plan: Plan) -> Annotations:
+    async def annotate(self, group: Group, plan: Plan) -> AnnotationResult:
         """Send the pokes of a plan that are allowed now, and drain the pods that must end."""
         pokes = self._take_allowed_pokes(plan)
         for holder in plan.members_to_drain:
@@ -74,7 +74,7 @@ class PodAnnotator:
                 self._tasks.start(self._reports.drain(Endpoint.from_pod(state.pod, group.uid)))
         writes = await annotate_pods(self._api, group, pokes, is_settled=not plan.members_to_poll)
         has_postponed = len(pokes) < len(plan.pokes)
-        return Annotations(writes, SETTINGS_RETRY_SECONDS if has_postponed else math.inf)
+        return AnnotationResult(writes, SETTINGS_RETRY_SECONDS if has_postponed else math.inf)
 
     def _take_allowed_pokes(self, plan: Plan) -> Mapping[str, Poke]:
         """Return the pokes to send now. Those for settings only are rate-limited: 1,000 groups may share a policy."""

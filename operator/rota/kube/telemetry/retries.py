@@ -15,9 +15,9 @@ class RetryTracker:
         last_ends = self._last_ends.setdefault(record["group"], {})
         count = 0
         for broker, columns in record["topics"].get(retry_topic, {}).items():
-            for number, end in zip(columns["ids"], columns["last"], strict=True):
-                count += max(0, end - last_ends.get((broker, number), end))
-                last_ends[broker, number] = end
+            for queue_id, end in zip(columns["ids"], columns["last"], strict=True):
+                count += max(0, end - last_ends.get((broker, queue_id), end))
+                last_ends[broker, queue_id] = end
         return count
 
     def forget(self, group: str) -> None:

@@ -58,7 +58,7 @@ def create_session(
     lakes: Collection[str] = (),
     source_bytes: int | None = None,
 ) -> SparkSession:
-    """Return a session on spark-submit's cluster if spark-submit runs us, else on this machine with more `settings`.
+    """Return a session on spark-submit's cluster if spark-submit runs us, else a local one with these `settings` too.
 
     It can read and write the URIs of `lakes`. Raise ValueError if it lacks the jars for one of them. `source_bytes` is
     the compressed size of the records that will be read, if it is known.

@@ -41,10 +41,10 @@ class Samples(NamedTuple):
     # By sample of a queue, in the order of the records.
     record: Integers  # index of the record
     place: Integers  # code of the queue's topic and broker
-    queue: Integers
+    queue: Integers  # queue id
     first: Integers  # minimum offset of the queue
     last: Integers  # maximum offset of the queue: its end
-    committed: Integers  # offset committed by the group, or lag_columns.NOT_COMMITTED
+    committed: Integers  # offset committed by the group, or `rota.lag_columns.NOT_COMMITTED`
 
     @property
     def seconds(self) -> NDArray[np.float64]:

@@ -37,6 +37,6 @@ def _to_row(replay: Replay, policy: PolicySpec | None) -> MetricsRow:
     """Return the metrics of a replay, with its strategy, its problem and the points of its plots (`series`)."""
     metrics = replay.metrics
     problem = metrics.problem
-    if policy and not problem:  # the recorded policies (None) were in force, so they are usable
+    if policy and not problem:  # recorded policies (None) are usable, even if a queue had no owner
         problem = metrics.find_neglected_queue()
     return metrics.to_row() | {"strategy": replay.policy.strategy, "problem": problem, "series": metrics.series}

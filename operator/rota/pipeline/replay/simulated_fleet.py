@@ -51,9 +51,9 @@ class SimulatedFleet:
                 continue
             if member:
                 self._end_member(member)
-            created_at = -FOREVER_SECONDS if is_start else self._clock.now
+            since = -FOREVER_SECONDS if is_start else self._clock.now
             member = SimulatedMember(
-                name, presence.uid, next(self._member_numbers), presence.state, presence.room, created_at, created_at
+                name, presence.uid, next(self._member_numbers), presence.state, presence.room, since, state_since=since
             )
             self.members[name] = member
             self._metrics.add_member(member)
@@ -74,7 +74,7 @@ class SimulatedFleet:
             if member.may_obey and revoked:
                 self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document))
         if member.state == "Leaving":
-            self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
+            self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))  # of all queues
 
     def _set_member_state(self, member: SimulatedMember, presence: MemberPresence, document: Assignment) -> None:
         previous = member.state
@@ -87,8 +87,8 @@ class SimulatedFleet:
             self._metrics.consumer_tracker.stop_consumer(member)
             self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
         elif previous in AWAY_STATES or previous == "Joining":
-            # The member reads the document that was written meanwhile. It starts to consume only now, even if it has
-            # obeyed the document already, as a Joining member does.
+            # A member that was away missed documents and stopped; a Joining one obeyed them without consuming. Both
+            # start to consume only with this document, even if they obeyed it before.
             self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document, is_repeat=True))
 
     def _end_member(self, member: SimulatedMember) -> None:

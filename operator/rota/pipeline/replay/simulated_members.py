@@ -10,7 +10,7 @@ from rota.reports import Report
 FOREVER_SECONDS = 1e9  # longer than any history
 
 REACHABLE_BROKER = "a broker"  # a broker that every member reaches, except one in state CutOff
-AWAY_STATES = {"Ended", "Lost"}
+AWAY_STATES = {"Ended", "Lost"}  # states (planner's MemberState) of a member that neither reports nor consumes
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class SimulatedMember:
     name: str
     uid: str
     index: int  # its number in the arrays of the metrics
-    state: str
+    state: str  # a MemberState, as recorded
     room: str | None
     created_at: float
     state_since: float  # when its member state changed last

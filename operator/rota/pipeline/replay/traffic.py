@@ -54,7 +54,7 @@ class TrafficModel:
         self.total_lag = float(self.lag.sum())
 
     def mean_rates(self, at: float) -> Rates:
-        """Return each queue's mean rate over the last hour, or since the queue was added; NaN before its first step."""
+        """Return each queue's mean rate in the last hour, or since it was added; NaN until its first full step ends."""
         until = self.step_at(at)
         since = np.maximum(self._first_step, until - RATE_STEPS)
         arrived = self._cumulative_arrivals[until] - self._cumulative_arrivals[since, np.arange(len(since))]

@@ -184,11 +184,11 @@ def downsample_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> D
 
 def best_for_all(data: Findings) -> Row | None:
     """Return the best single policy for all groups; None if its gain over the present ones is less than `min_gain`."""
-    now = sums_of(data)
+    present = sums_of(data)
     best = next(filter(_is_alternative, data.policy_sums), None)  # they are sorted by cost
-    if now is None or best is None or not now["cost"]:
+    if present is None or best is None or not present["cost"]:
         return None
-    return best if round(1 - best["cost"] / now["cost"], COST_DECIMALS) >= data.min_gain else None
+    return best if round(1 - best["cost"] / present["cost"], COST_DECIMALS) >= data.min_gain else None
 
 
 def _is_alternative(sums: Row) -> bool:
@@ -205,13 +205,13 @@ class LeadingGroup(NamedTuple):
 
 def find_leading_group(data: Findings) -> LeadingGroup | None:
     """Return the group that dominates the total gain; None if no group does or it is the only judged group."""
-    now = sums_of(data)
+    present = sums_of(data)
     recommended = sums_of(data, OWN_POLICIES)  # each group with the policy recommended for it
     rivals = data.scope.groups - data.scope.unjudged - 1
     first = data.groups[0] if data.groups else None
-    if now is None or recommended is None or first is None or not first["change"] or not rivals:
+    if present is None or recommended is None or first is None or not first["change"] or not rivals:
         return None
-    gain = now["cost"] - recommended["cost"]
+    gain = present["cost"] - recommended["cost"]
     share = (first["cost_now"] - first["cost_then"]) / gain if gain > 0 else 0.0
     return LeadingGroup(first["group"], min(share, 1.0)) if share > DOMINANT_FRACTION else None
 

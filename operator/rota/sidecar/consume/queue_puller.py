@@ -22,7 +22,7 @@ MAX_BACKOFF_SECONDS = 5.0
 # While a user has disabled consumption at the broker: no backoff, since the broker is well. The reference client waits
 # as long after any failed pull.
 DISABLED_PAUSE_SECONDS = 3.0
-RESUME_FREE_DIVISOR = 4  # after a refused message, a queue pulls again once a quarter of its own bytes is free
+RESUME_FREE_DIVISOR = 4  # after a message that found no memory, pull once a quarter of the queue's limit is free
 
 _FAILURE_LABELS: dict[type[Exception], str] = {
     ConsumptionDisabledError: "switched_off",
@@ -84,7 +84,7 @@ class QueuePuller:
         self._source.on_change()
 
     def restart_idle_pull(self, awake_since: float) -> None:
-        """Send the open pull again if it had no result for IDLE_SECONDS while the event loop was running."""
+        """Send the open pull again if it hangs; time before `awake_since`, when the process was stalled, is ignored."""
         seconds = self.status.hanging_seconds(self._host.now(), awake_since)
         if self._task and seconds is not None:
             text = "A pull of %s has neither returned nor failed for %.0f s; it is sent again"
@@ -185,9 +185,9 @@ class QueuePuller:
         return refused if refused and refused.offset == self._window.next_offset else None
 
     def _has_room_after_refusal(self) -> bool:
-        """Whether the queue itself has room to pull again after a refused message; True without one, or if it is empty.
+        """Whether the queue's limit allows a pull after a refused message; True without one, or if the window is empty.
 
-        It needs room for that message, and for a quarter of its limit: large messages are not to be pulled one by one.
+        That message must fit, and a quarter of the limit be free, so that large messages are not pulled one by one.
         """
         refused = self._next_if_refused()
         if refused is None or not self._window.unfinished_count:

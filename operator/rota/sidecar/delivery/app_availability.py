@@ -27,7 +27,7 @@ class AppAvailability:
         self.is_away = False
         self._host = host
         self._on_try_due = on_try_due
-        self._last_response_at = 0.0
+        self._last_outcome_at = 0.0
         self._away_since = 0.0
         self._retry_at = 0.0  # no delivery is tried before this while the app is away
 
@@ -44,8 +44,8 @@ class AppAvailability:
         now = self._host.now()
         self._report_problem(outcome)
         if self.is_away:
-            self._host.metrics.paused.inc(now - self._last_response_at)
-        self._last_response_at = now
+            self._host.metrics.paused.inc(now - self._last_outcome_at)
+        self._last_outcome_at = now
         pauses = _PAUSES_SECONDS.get(outcome)
         if pauses is None:
             self.is_away = False

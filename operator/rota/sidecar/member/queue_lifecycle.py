@@ -16,12 +16,12 @@ LOCK_TRUST_SECONDS = 30.0  # from sending the lock request
 LOCK_RENEWAL_SECONDS = 20.0
 LOCK_RETRY_SECONDS = 5.0
 LOCK_EXPIRY_SECONDS = 60.0  # the broker keeps a lock for this long
-LOCK_HOLD_SECONDS = 60.0  # a doubtful lock is held for this long before the first delivery
+LOCK_HOLD_SECONDS = 60.0  # from a new lock to the first delivery, if another consumer may still trust an older one
 MAX_BACKOFF_SECONDS = 30.0
 
 
 class LeaseState(StrEnum):
-    """The state of a queue at the member; a queue without an entry is Released."""
+    """The state of a queue at the member; a queue without a lease is Released."""
 
     WANTED = "Wanted"
     LOCKING = "Locking"
@@ -51,7 +51,7 @@ class LeaseEvent(StrEnum):
     HOLD_OVER = "HoldOver"  # the hold time of the lock is over
     RENEW = "Renew"  # the lock is old enough for a renewal
     EXPIRED = "Expired"  # trust in the lock ran out
-    RETRY = "Retry"
+    RETRY = "Retry"  # the backoff of a stuck queue is over
     RESUME = "Resume"  # the retry of a failed reader: the window and the lock are still good
     DRAIN_TIMEOUT = "DrainTimeout"  # drainTimeout has expired
 
@@ -105,7 +105,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], tuple[LeaseState, tuple[LeaseAc
     (_S.RUNNING, _E.REVOKED): (_S.DRAINING, (_A.STOP,)),
     (_S.STUCK, _E.RETRY): (_S.WANTED, ()),
     (_S.STUCK, _E.RESUME): (_S.RUNNING, (_A.FETCH,)),
-    (_S.STUCK, _E.EXPIRED): (_S.WANTED, (_A.STOP,)),  # deliveries of a failed reader may be open still
+    (_S.STUCK, _E.EXPIRED): (_S.WANTED, (_A.STOP,)),  # a Retry without a trusted lock; deliveries may be open still
     (_S.STUCK, _E.REFUSED): (_S.STUCK, (_A.STOP,)),  # answers a renewal that was sent before the reader failed
     (_S.STUCK, _E.REVOKED): (_S.DRAINING, (_A.STOP,)),  # deliveries under a lost lock may be open still
     (_S.DRAINING, _E.REVOKED): (_S.DRAINING, ()),
@@ -155,7 +155,7 @@ class QueueLease:
             if row is None:
                 break
             next_state, actions = row
-            self._update_start(current_event, now, sent_at)  # before the commands, which need a new lease's number
+            self._update_start_and_lock(current_event, now, sent_at)  # first, as commands carry a new lease's number
             self._update_drain(current_event, now)
             commands += [Command(action, self.queue, self.number) for action in actions]
             self.state = next_state
@@ -215,7 +215,7 @@ class QueueLease:
         """Whether trust in the lock had run out when the lock was requested again."""
         return self.locked_at is not None and sent_at - self.locked_at >= LOCK_TRUST_SECONDS
 
-    def _update_start(self, event: LeaseEvent, now: float, sent_at: float) -> None:
+    def _update_start_and_lock(self, event: LeaseEvent, now: float, sent_at: float) -> None:
         match event:
             case LeaseEvent.ASSIGNED | LeaseEvent.HOLD_OVER:
                 self._take_next_number()

@@ -96,7 +96,7 @@ class QueueWindow:
     start_offset: int | None = field(default=None, init=False)  # where this member began to read the queue
     max_sent_offset: int | None = field(default=None, init=False)  # the highest offset that was sent to the app
     stopped: bool = field(default=False, init=False)
-    unfinished_bytes: int = field(default=0, init=False)  # of unfinished messages, without each message's overhead
+    unfinished_bytes: int = field(default=0, init=False)  # sum of the unfinished messages' `variable_bytes`
     in_flight: int = field(default=0, init=False)  # messages of open deliveries, also of those from before a reset
     open_deliveries: dict[OpenDelivery, None] = field(default_factory=dict, init=False)
     extra_attempts: dict[int, int] = field(default_factory=dict, init=False)  # by offset, beyond the broker's count
@@ -305,7 +305,7 @@ class QueueWindow:
 
     @property
     def would_repeat(self) -> bool:
-        """Whether a reader that starts at the committed offset may repeat messages; if it is unknown, any sent ones."""
+        """Whether a reader that starts at the committed offset, or an unknown one, may repeat messages sent before."""
         if self.max_sent_offset is None:
             return False
         return self.committed_offset is None or self.max_sent_offset >= self.committed_offset

@@ -60,7 +60,7 @@ class Problems:
         self.set_problem(Reason.QUEUE_START_FAILED, text)
 
     def report_unread(self, queues: Collection[Queue]) -> None:
-        """Report queues whose brokers respond, but answered no pull for UNREAD_SECONDS; the message names one queue."""
+        """Report queues whose brokers respond, but answer no pulls (`PullStatus.is_unread`); the message names one."""
         unexplained = [queue for queue in queues if not self._is_cause_reported(queue)]
         text = ""
         if unexplained:

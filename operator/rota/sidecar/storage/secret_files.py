@@ -85,7 +85,7 @@ class SecretFiles:
         """
         authority = None
         if self._ca_folder:
-            with _explain_authority_error(self._ca_folder):  # a single file, so it needs no consistent version
+            with _explain_authority_error(self._ca_folder):  # one file: no renewal can come between two reads
                 authority = Path(self._ca_folder, "ca.crt").read_text()
         client = None
         if self._client_folder:

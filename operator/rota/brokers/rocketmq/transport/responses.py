@@ -1,4 +1,4 @@
-"""Response decoding: maps response codes to errors of the broker port, and bodies to values."""
+"""Decodes responses (codes to errors of the broker port, bodies to values), and gathers those of concurrent calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping

@@ -35,10 +35,10 @@ def render_answer(data: Findings) -> Iterator[str]:
 
 
 def _conclusion(data: Findings) -> Iterator[str]:
-    now = sums_of(data)
+    present = sums_of(data)
     recommended = sums_of(data, OWN_POLICIES)
     best = best_for_all(data)
-    if now is None or recommended is None:
+    if present is None or recommended is None:
         yield '<p class="notice">The present cost of the groups is unknown, so there is nothing to compare.</p>'
         return
     changing = data.scope.changing
@@ -52,7 +52,7 @@ def _conclusion(data: Findings) -> Iterator[str]:
         of_that = ""
         if first := find_leading_group(data):
             of_that = f"; of that {format_percent(first.gain_fraction)} is group {escape_text(first.group)}"
-        difference = describe_change(now["cost"], recommended["cost"])
+        difference = describe_change(present["cost"], recommended["cost"])
         yield (
             f'<p class="answer"><strong>{changing:,} of {format_count(judged, "group")}</strong> would benefit from '
             "another policy. If each used its own, all together would cost "
@@ -63,9 +63,9 @@ def _conclusion(data: Findings) -> Iterator[str]:
         exceptions = f" ({excepted} that cannot use it would keep theirs)" if best["unusable"] else ""
         yield (
             f'<p class="answer">As one policy for all groups: <strong>{escape_text(best["policy"])}</strong>, '
-            f"{describe_change(now['cost'], best['cost'])} than now{exceptions}.</p>"
+            f"{describe_change(present['cost'], best['cost'])} than now{exceptions}.</p>"
         )
-    elif data.policies and now["cost"]:
+    elif data.policies and present["cost"]:
         yield f"<p>No single policy would be better for all groups by {format_percent(data.min_gain)} or more.</p>"
 
 
@@ -90,11 +90,11 @@ def _first_changes(data: Findings) -> Iterator[str]:
 
 
 def _effects(data: Findings) -> Iterator[str]:
-    now = sums_of(data)
+    present = sums_of(data)
     recommended = sums_of(data, OWN_POLICIES)
-    if now is None or recommended is None or not data.scope.changing:
+    if present is None or recommended is None or not data.scope.changing:
         return
-    better, worse = improvements_and_drawbacks(now, recommended)
+    better, worse = improvements_and_drawbacks(present, recommended)
     if better:
         yield f"<p>Per day, for all groups together: {'; '.join(better)}.</p>"
     if worse:
@@ -102,9 +102,9 @@ def _effects(data: Findings) -> Iterator[str]:
 
 
 def _summary_tiles(data: Findings) -> Iterator[str]:
-    now = sums_of(data)
+    present = sums_of(data)
     recommended = sums_of(data, OWN_POLICIES)
-    if now is None or recommended is None or not data.scope.changing:
+    if present is None or recommended is None or not data.scope.changing:
         return
     items = ""
     for title, show, name in (
@@ -116,7 +116,7 @@ def _summary_tiles(data: Findings) -> Iterator[str]:
         ("Mean lag", format_number, "lag_mean"),
     ):
         then = f'<dd class="much">{show(recommended[name])}</dd>'
-        items += f'<div><dt>{title}</dt>{then}<dd class="was">now {show(now[name])}</dd></div>'
+        items += f'<div><dt>{title}</dt>{then}<dd class="was">now {show(present[name])}</dd></div>'
     yield f'<dl class="tiles">{items}</dl>'
 
 

@@ -38,12 +38,12 @@ _POLICY_COLUMNS = (
 
 
 def render_policies_table(data: Findings) -> Iterator[str]:
-    """Yield what each policy would cost if all groups used it, the cheapest first."""
+    """Yield the table of what each policy would cost if all groups used it, the cheapest first."""
     rows = [row for row in data.policy_sums if row["usable"]][:MAX_POLICY_ROWS]
     if not rows:
         yield '<p class="none">There is nothing to compare.</p>'
         return
-    now = sums_of(data)
+    present = sums_of(data)
     most = max(row["cost"] for row in rows)
     keys = ""
     for name, measure in MEASURES.items():
@@ -56,7 +56,7 @@ def render_policies_table(data: Findings) -> Iterator[str]:
     for column in _POLICY_COLUMNS:
         head.append((column.title, "number"))
         columns.append(column.measure)
-    yield render_table("Policies, the cheapest first", head, [_policy_row(row, now, most) for row in rows])
+    yield render_table("Policies, the cheapest first", head, [_policy_row(row, present, most) for row in rows])
     yield render_row_download("policies", [*columns, "usable", "unusable"], rows)
     unusable = [escape_text(row["policy"]) for row in data.policy_sums if not row["usable"]]
     if unusable:
@@ -64,12 +64,12 @@ def render_policies_table(data: Findings) -> Iterator[str]:
         yield f"<p>Not shown, because no group can use them: {names}.</p>"
 
 
-def _policy_row(row: Row, now: Row | None, most: float) -> str:
+def _policy_row(row: Row, present: Row | None, most: float) -> str:
     name = row["policy"]
     strategies = ", ".join(map(escape_text, row["strategies"]))
     exceptions = f"{format_count(row['unusable'], 'group')} cannot use it" if row["unusable"] else ""
     notes = "; ".join(filter(None, [strategies, exceptions]))
-    change = "" if now is None or name == RECORDED_POLICY else f", {describe_change(now['cost'], row['cost'])}"
+    change = "" if present is None or name == RECORDED_POLICY else f", {describe_change(present['cost'], row['cost'])}"
     segments: list[BarSegment] = []
     for part, measure in MEASURES.items():
         segments.append(BarSegment(measure.title, part, row[f"cost_{part}"] or 0.0))
@@ -85,7 +85,7 @@ def _policy_row(row: Row, now: Row | None, most: float) -> str:
 
 
 def render_groups_table(data: Findings) -> Iterator[str]:
-    """Yield the recommendation for each group that is listed, those that save most first."""
+    """Yield the table of recommendations for the listed groups, those that save most first."""
     head = [("Group", "name"), ("Recommendation", "do"), ("Cost now", "number"), ("Then", "number")]
     head += [("Gain", "number"), ("Why", "why")]
     card_count = len(data.plotted_groups)  # the first groups of the table have cards
@@ -118,7 +118,7 @@ def _group_row(data: Findings, row: Row, rank: int, *, has_card: bool) -> str:
 
 
 def render_weights_table(data: Findings) -> Iterator[str]:
-    """Yield the weight of each measure, and the reason for its default."""
+    """Yield the table of each measure's weight, and the reason for its default."""
     yield (
         f"<p>A cost is a sum of points per day. A change is recommended if it gains at least "
         f"{format_percent(data.min_gain)}; among equal costs the present policy wins. A measure that is unknown "

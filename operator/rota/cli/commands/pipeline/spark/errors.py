@@ -25,7 +25,7 @@ _MAX_CAUSES = 20
 
 
 def describe_user_error(error: Exception) -> str | None:
-    """Return the sentence for the user; None if the error is a bug, or an error of Rota other than StoreError."""
+    """Return the sentence for an error of Spark, an object store or a file; None for any other, and for a bug."""
     if isinstance(error, StoreError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
@@ -44,7 +44,7 @@ def describe_user_error(error: Exception) -> str | None:
 def _error_texts(error: Exception) -> list[str]:
     """Return the text of an error and of its causes in Java."""
     texts = [str(error)]
-    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    cause: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)  # py4j, PySpark
     while cause is not None and len(texts) < _MAX_CAUSES:
         texts.append(str(cause.toString()))
         cause = cause.getCause()
