@@ -4,21 +4,23 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from pipeline.frames import frames, history_of, sample_files
 from pipeline.group_lines import gaps_in, group_records, samples_in
-from pipeline.journal_lines import Line
+from pipeline.journal_lines import Line, handover_line, iso_time, owners_line, plan_line, time_at
 from pipeline.test_ownership import GAP, RECORDS_AROUND_GAP, planted_histories
 from pipeline.test_rollup import HOUR, offsets_line
 from rota.pipeline.common.schemas import INTERVALS, ROLLUP, VIOLATIONS
 from rota.pipeline.history.audit import Audit, audit_group
 from rota.pipeline.history.measures import roll_up
-from rota.pipeline.history.reading.buckets import History
+from rota.pipeline.history.reading.buckets import History, read_task, shuffle_records
 from rota.pipeline.history.result_rows import interval_row, violation_row
 from rota.pipeline.history.samples import Places
 from rota.pipeline.history.tables import (
@@ -31,8 +33,10 @@ from rota.pipeline.history.tables import (
 from rota.pipeline.lake.tables import OFFSET_BUCKETS
 from rota.pipeline.synthetic.histories import generate_history
 from rota.pipeline.synthetic.journaling_replay import JournalingReplay
-from rota.records import journal_record
+from rota.records import OwnersRecord, journal_record
 
+HOUR_SECONDS = 3600
+MIDNIGHT = 16 * HOUR_SECONDS  # in seconds after 8:00
 MAX_RECORDS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -138,7 +142,6 @@ def test_timeline_by_spark_has_the_rows_of_each_groups_fold(history: History, li
 def test_pipeline_run_has_the_rows_of_rollup_and_timeline_by_one_pass(
     spark: SparkSession, lines: list[Line], tmp_path: Path
 ) -> None:
-    """The audit starts a day after the rollup."""
     since = datetime.fromisoformat(HOUR[0]["at"]).date()
     day_before = since - timedelta(days=1)
     earlier = [line | {"at": f"{day_before}T{line['at'].partition('T')[2]}"} for line in HOUR[:5]]
@@ -146,9 +149,83 @@ def test_pipeline_run_has_the_rows_of_rollup_and_timeline_by_one_pass(
     rows = compute_history(history, list(HistoryReport)).persist()
     audited = [line for line in lines if line["at"] >= f"{since}"]
     assert len(audited) < len(lines)
-    assert collect(select_rollup(rows)) == expected_rollup([*earlier, *lines])
+    whole = expected_rollup([*earlier, *lines])
+    assert collect(select_rollup(rows)) == [row for row in whole if row["hour"].date() >= since]
     assert [collect(select_intervals(rows)), collect(select_violations(rows))] == expected_audit(audited)
     rows.unpersist()
+
+
+def state_at_midnight() -> dict[str, list[Line]]:
+    """Return records, from 20 hours before midnight on, of groups whose state at midnight has an earlier cause."""
+    began = MIDNIGHT - 20 * HOUR_SECONDS
+    parties = {"from": "m1", "to": "m2"}
+    releasing = {"releasing": [{"from": "m1", "fromUid": "uid-m1", "queues": {"t": {"a": "0"}}, "to": "m2"}]}
+    obeyed = {"generation": 7, "member": "m2", "uid": "uid-m2", "queues": {"t": {"a": "0"}}}
+    revoked = [
+        handover_line("revoked", 6, began + 60, "Revoke", **parties, state="Owned", proof="None"),
+        *(line | releasing for line in hourly_owners("revoked", 1, m1="1", m2="")),
+        plan_line("revoked", 7, MIDNIGHT + 600),
+        handover_line("revoked", 7, MIDNIGHT + 600, "Grant", **parties),
+        journal_record("obeyed", "revoked", iso_time(MIDNIGHT + 601), **obeyed),
+    ]
+    members = {"m1": {"uid": "uid-m1", "standing": "Lost"}, "m2": {"uid": "uid-m2", "standing": "Ready"}}
+    ended = members | {"m1": {"uid": "uid-m1", "standing": "Ended"}}
+    contested = [
+        journal_record("membership", "contested", iso_time(began + 60), generation=6, members=members),
+        handover_line("contested", 6, began + 60, "Force", **parties, proof="Lost", state="Owned"),
+        *hourly_owners("contested", 1, m1="1", m2="0"),
+        journal_record("membership", "contested", iso_time(MIDNIGHT + 1200), generation=7, members=ended),
+        plan_line("contested", 7, MIDNIGHT + 1200),
+    ]
+    unowned = [
+        handover_line("unowned", 6, began + 60, "Drop", **{"from": "m1", "proof": "Ended", "state": "Owned"}),
+        *hourly_owners("unowned", 1, unowned="0", m1="1"),
+        plan_line("unowned", 7, MIDNIGHT + 1800),
+        handover_line("unowned", 7, MIDNIGHT + 1800, "Grant", to="m2", state="Free"),
+    ]
+    # The operator was down from eight hours before midnight until an hour after it, and generation 7 is missing.
+    down = [owners_line("down", 8, MIDNIGHT + hour * HOUR_SECONDS, m1="0-2", m2="") for hour in (-10, -9, -8, 1, 2)]
+    groups = {"revoked": revoked, "contested": contested, "unowned": unowned, "down": down}
+    for group, lines in groups.items():
+        lines[:0] = [owners_line(group, 5, began, m1="0-1", m2=""), plan_line(group, 6, began + 60)]
+        lines += [offsets_line(MIDNIGHT + 60 * minute, 500, group) for minute in range(-180, 90)]
+    return groups
+
+
+def hourly_owners(group: str, first_hour: int, **owned: str) -> list[Line]:
+    """Return `owners` records from `first_hour` hours after the first record to midnight."""
+    return [owners_line(group, 6, MIDNIGHT - hour * HOUR_SECONDS, **owned) for hour in range(20 - first_hour, -1, -1)]
+
+
+def test_rollup_from_midnight_on_has_the_rows_of_the_whole_history(spark: SparkSession, tmp_path: Path) -> None:
+    groups = state_at_midnight()
+    lines = list(chain.from_iterable(groups.values()))
+    midnight = time_at(MIDNIGHT)
+    history = history_of(spark, lines, tmp_path)._replace(audited_since=midnight.date())
+    rows = collect(select_rollup(compute_history(history, [HistoryReport.ROLLUP])))
+    assert rows == [row for row in expected_rollup(lines) if row["hour"] >= midnight]
+    first_hours = {row["group"]: row for row in rows if row["hour"] == midnight}
+    assert first_hours["revoked"]["handover_seconds_p50"] == 20 * HOUR_SECONDS + 541
+    assert first_hours["contested"]["contested_queue_seconds"] == 1200
+    assert first_hours["unowned"]["unowned_queue_seconds"] == 1800
+    assert first_hours["down"]["imbalance"] == 2
+    assert first_hours["down"]["complete"]
+
+
+def test_rollup_from_midnight_on_reads_two_owners_records_and_no_samples_of_each_group_before_the_last_hour(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    history = history_of(spark, chain.from_iterable(state_at_midnight().values()), tmp_path)
+    since = time_at(MIDNIGHT - HOUR_SECONDS)
+    counts: dict[str, tuple[int, int]] = {}
+    for task in range(OFFSET_BUCKETS):
+        records = shuffle_records(history, ["owners"]).where(F.spark_partition_id() == task).toArrow().to_batches()
+        for rows in read_task(iter(records), history.sample_files, since):
+            times = [record.at for record in rows.records.of_kind(OwnersRecord)]
+            samples = list(rows.samples(Places()))
+            assert min(len(part.at) for part in samples) > 0
+            counts[rows.group] = (sum(at <= since for at in times), sum(len(part.at) for part in samples))
+    assert counts == dict.fromkeys(state_at_midnight(), (2, 150))
 
 
 @pytest.mark.parametrize("reports", [[HistoryReport.ROLLUP], [HistoryReport.AUDIT], list(HistoryReport)], ids=",".join)

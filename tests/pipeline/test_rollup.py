@@ -117,9 +117,9 @@ def test_rollup_splits_a_period_without_an_owner_at_full_hours() -> None:
     assert [row["unowned_queue_seconds"] for row in rows_of(lines).values()] == [7200.0, 3600.0]
 
 
-def offsets_line(seconds: float, lag: int) -> Line:
+def offsets_line(seconds: float, lag: int, group: str = "g") -> Line:
     columns = {"ids": [0], "first": [0], "last": [1000 + lag], "committed": [1000]}
-    return journal_record("offsets", "g", iso_time(seconds), topics={"t": {"a": columns}}, verdicts={})
+    return journal_record("offsets", group, iso_time(seconds), topics={"t": {"a": columns}}, verdicts={})
 
 
 def test_rollup_percentiles_are_values_of_the_hour() -> None:

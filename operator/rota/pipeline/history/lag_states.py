@@ -25,7 +25,7 @@ from rota.records import OwnersRecord
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
 MAX_RECORD_SECONDS = 120.0  # a record stands for the time since the previous one, but for no more than this
 CHUNK_SAMPLES = 250_000  # in a chunk, to which its context adds 600,000 if the group has 10,000 queues
-_CONTEXT_SECONDS = 3600
+CONTEXT_SECONDS = 3600
 _KEEPING_UP = lag_columns.LAG_STATES.index(LagState.KEEPING_UP)
 
 Flags = NDArray[np.bool_]
@@ -111,7 +111,7 @@ def judge_samples(
     for new in chunk(parts, max_samples):
         samples = concatenate([*context, new])
         yield _judge_chunk(samples, len(samples.at) - len(new.at), places, notes)
-        context = [samples.since(int(samples.at[-1]) - _CONTEXT_SECONDS * MICROSECONDS)]
+        context = [samples.since(int(samples.at[-1]) - CONTEXT_SECONDS * MICROSECONDS)]
 
 
 def _judge_chunk(samples: Samples, context_count: int, places: Places, notes: GroupNotes) -> RecordTotals:
@@ -144,7 +144,7 @@ def _judge(samples: Samples, columns: lag_columns.OffsetColumns, is_judged: Flag
     lag_states = np.where(is_steady, _KEEPING_UP, lag_columns.NO_STATE).astype(np.int8)
     delays = np.where(is_steady, 0.0, np.nan)
     lag_states[others] = lag_columns.compute_lag_states(columns, lags, others, SAMPLE_WINDOW)
-    delays[others] = lag_columns.compute_delays(columns, lags, others, _CONTEXT_SECONDS)
+    delays[others] = lag_columns.compute_delays(columns, lags, others, CONTEXT_SECONDS)
     return _Judged(lags, delays, lag_states)
 
 

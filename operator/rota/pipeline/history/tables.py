@@ -6,7 +6,7 @@ half of all samples.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from rota.pipeline.common.columns import arrow_schema
 from rota.pipeline.common.schemas import INTERVALS, ROLLUP, VIOLATIONS, table_schema
 from rota.pipeline.history.audit import audit_group
+from rota.pipeline.history.lag_states import CONTEXT_SECONDS
 from rota.pipeline.history.measures import roll_up
 from rota.pipeline.history.ordering import Gap, Gaps
 from rota.pipeline.history.reading.buckets import History, read_task, shuffle_records
@@ -41,7 +42,7 @@ class HistoryReport(StrEnum):
 
 
 def compute_history(history: History, reports: Sequence[HistoryReport], tasks: int | None = None) -> DataFrame:
-    """Return rows of some reports of each group (HISTORY)."""
+    """Return rows of some reports of each group (HISTORY), from the day `audited_since` on."""
     fold = _Fold(history, reports)
     rows = shuffle_records(history, _FULL_KINDS, time_only=[_TIME_ONLY_KIND], tasks=tasks)
     return rows.mapInArrow(fold.fold_task, HISTORY)
@@ -71,13 +72,14 @@ class _Fold:
         self._gaps = _collect_gaps(history.records["gap"])
         day = history.audited_since
         self._audited_since = datetime.combine(day, time(), UTC) if day else None
+        self._read_since = self._audited_since and self._audited_since - timedelta(seconds=CONTEXT_SECONDS)
         self._audited_gaps = [gap for gap in self._gaps if not self._audited_since or gap.at >= self._audited_since]
 
     def fold_task(self, records: Batches) -> Batches:
         """Yield the rows of the groups of a task."""
         # The audit needs the times of samples, not their values.
         has_rollup = HistoryReport.ROLLUP in self._reports
-        groups = read_task(records, self._sample_files, sample_times_only=not has_rollup)
+        groups = read_task(records, self._sample_files, self._read_since, sample_times_only=not has_rollup)
         yield from to_batches(self._fold_groups(groups), arrow_schema(HISTORY))
 
     def _fold_groups(self, groups: Iterable[GroupRows]) -> Iterator[dict[str, Any]]:
@@ -87,7 +89,8 @@ class _Fold:
             if HistoryReport.ROLLUP in self._reports:
                 places = Places()
                 for hour, measures in roll_up(rows.records, gaps, rows.samples(places), places):
-                    yield {"measures": {"group": rows.group, "hour": hour} | measures.to_row()}
+                    if not self._audited_since or hour >= self._audited_since:
+                        yield {"measures": {"group": rows.group, "hour": hour} | measures.to_row()}
             else:
                 rows.add_sample_times()  # as `roll_up` does
             if HistoryReport.AUDIT in self._reports:

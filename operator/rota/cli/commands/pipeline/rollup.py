@@ -49,13 +49,10 @@ def rollup(
 def read_reports(
     spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None, reports: Sequence[HistoryReport]
 ) -> "DataFrame":
-    """Return the rows of reports on the last `days` days.
-
-    For a rollup the day before is read, too: its records show the owners at the start of the first hour. `write_rollup`
-    drops the rows of that day, and the audit leaves it out.
-    """
+    """Return the rows of reports on the last `days` days."""
     progress("reading the history")
     first_day = opened.first_day(days)
+    # Records of the day before show the owners at the start of the first hour, and handovers that continue.
     since = first_day - timedelta(days=1) if first_day and HistoryReport.ROLLUP in reports else first_day
     history = read_history(spark, opened.lake, opened.snapshot, HISTORY_KINDS, since)
     return compute_history(history._replace(audited_since=first_day), reports)
@@ -64,11 +61,8 @@ def read_reports(
 def write_rollup(progress: Progress, reports: "DataFrame", opened: OpenedLake, days: int | None) -> "DataFrame":
     """Write the mart rollup, or only its last days, and return the rows of these days."""
     since = opened.first_day(days)
-    frame = select_rollup(reports)
-    if since:
-        frame = frame.where(col("hour") >= lit(since))
     progress("rolling up, and writing")
-    dated = frame.withColumn("date", to_date("hour"))
+    dated = select_rollup(reports).withColumn("date", to_date("hour"))
     written = opened.write(ROLLUP, dated, dates=opened.days_since(since))
     return written.where(col("date") >= lit(since)) if since else written
 

@@ -7,14 +7,16 @@ buckets, a bucket has several tasks, each for a part of its groups.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import date
-from functools import reduce
+from datetime import date, datetime
+from functools import partial, reduce
 from itertools import chain
 from math import ceil
 from typing import NamedTuple
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -29,7 +31,7 @@ _COMMON_COLUMNS = ("group", "at", "date", "digest")
 
 
 class History(NamedTuple):
-    """Records and samples of a history, which may start earlier than the days that are audited."""
+    """Records and samples of a history; those before `audited_since` show the state at the start of that day."""
 
     records: Mapping[str, DataFrame]  # by kind
     sample_files: SampleFiles
@@ -53,7 +55,8 @@ def shuffle_records(
     """Return the records of some kinds by task; of the kinds `time_only`, only the times of records.
 
     Each task begins with a row without a record. Otherwise a task whose groups have only samples would not run. The
-    number of tasks is a multiple of the number of buckets; by default there is at least one for each core.
+    other rows are in order of group and time. The number of tasks is a multiple of the number of buckets; by default
+    there is at least one for each core.
     """
     frames: list[DataFrame] = []
     for kind in (*kinds, *time_only):
@@ -67,16 +70,42 @@ def shuffle_records(
     numbers = rows.sparkSession.range(tasks).select(F.col("id").cast("int").alias("task"), F.lit(tasks).alias("tasks"))
     task = F.pmod(F.crc32(F.col("group").cast("binary")), F.lit(tasks)).cast("int")
     by_task = numbers.unionByName(rows.withColumn("task", task), allowMissingColumns=True)
-    return by_task.repartitionById(tasks, "task").sortWithinPartitions("group")
+    return by_task.repartitionById(tasks, "task").sortWithinPartitions("group", "at")
 
 
 def read_task(
-    records: Iterator[pa.RecordBatch], sample_files: SampleFiles, *, sample_times_only: bool = False
+    records: Iterator[pa.RecordBatch],
+    sample_files: SampleFiles,
+    since: datetime | None = None,
+    *,
+    sample_times_only: bool = False,
 ) -> Iterator[GroupRows]:
-    """Yield the groups of a task from its shuffled records, and from the files of its bucket of samples."""
+    """Yield the groups of a task from its shuffled records, and from the files of its bucket of samples.
+
+    Omit samples before `since`, and `owners` records that do not matter from then on.
+    """
     first = next(records)
     task = first.column("task")[0].as_py()
     tasks = first.column("tasks")[0].as_py()
     columns = KEY_COLUMNS if sample_times_only else (*KEY_COLUMNS, "topics")
-    samples = sample_files.read(task % OFFSET_BUCKETS, columns)
-    return read_groups(chain([first.slice(1)], records), samples, lambda group: crc32(group.encode()) % tasks == task)
+    samples = sample_files.read(task % OFFSET_BUCKETS, columns, since)
+    rows: Iterator[pa.RecordBatch] = chain([first.slice(1)], records)
+    if since:
+        rows = map(partial(_drop_outdated_owners, since=since), rows)
+    return read_groups(rows, samples, lambda group: crc32(group.encode()) % tasks == task)
+
+
+def _drop_outdated_owners(rows: pa.RecordBatch, since: datetime) -> pa.RecordBatch:
+    """Keep only each group's last two `owners` records up to `since`, and later ones.
+
+    The last one has the owners at `since`. If records before it are missing, the owners are unknown up to the next
+    `owners` record, which may be long after `since`; the second last one limits that to the time before the last one.
+    """
+    indices = np.flatnonzero(pc.equal(rows.column("kind"), "owners"))
+    owners = rows.select(["group", "at"]).take(pa.array(indices))
+    group = owners.column("group")
+    at = owners.column("at")
+    is_outdated = pc.and_(pc.equal(group[2:], group[:-2]), pc.less_equal(at[2:], since))
+    is_kept = np.ones(rows.num_rows, np.bool_)
+    is_kept[indices[:-2][is_outdated]] = False
+    return rows.filter(pa.array(is_kept))

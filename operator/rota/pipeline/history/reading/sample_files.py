@@ -7,9 +7,11 @@ them into Arrow's columns again, which takes several times as long as all other 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
+from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
@@ -44,15 +46,18 @@ class SampleFiles:
     uri: str
     sizes_by_bucket: dict[int, dict[str, int]]
 
-    def read(self, bucket: int, columns: Sequence[str]) -> Batches:
-        """Yield rows of a bucket in order of group and time; `columns`: KEY_COLUMNS, with or without `topics`."""
+    def read(self, bucket: int, columns: Sequence[str], since: datetime | None = None) -> Batches:
+        """Yield rows of a bucket in order of group and time, or only those of the time `since` and later.
+
+        `columns`: KEY_COLUMNS, with or without `topics`.
+        """
         sizes = self.sizes_by_bucket.get(bucket, {})
         filesystem = native_filesystem(self.uri) or open_filesystem(self.uri, sizes)
         max_samples = min(_MAX_BATCH_SAMPLES, MAX_BUFFERED_SAMPLES // max(min(len(sizes), MAX_RUNS), 1)) or 1
         with RunFolder() as folder:
             runs: list[Batches] = []
             for path in sorted(sizes):
-                file = _OffsetsFile(self.uri, path, filesystem)
+                file = _OffsetsFile(self.uri, path, filesystem, since)
                 if is_sorted(file.read(KEY_COLUMNS, MAX_SORTED_SAMPLES)):
                     runs.append(file.read(columns, max_samples))
                 else:
@@ -78,6 +83,11 @@ def _split(rows: pa.RecordBatch, parts: int) -> Batches:
         yield rows.slice(start, step)
 
 
+def _drop_earlier(rows: pa.RecordBatch, since: datetime) -> pa.RecordBatch:
+    is_late = pc.greater_equal(rows.column("at"), since)
+    return rows if pc.all(is_late).as_py() else rows.filter(is_late)
+
+
 def _join(batches: Batches, max_rows: int, max_bytes: int) -> Batches:
     """Join batches until they have `max_rows` rows or `max_bytes` bytes."""
     waiting: list[pa.RecordBatch] = []
@@ -99,10 +109,11 @@ def _join(batches: Batches, max_rows: int, max_bytes: int) -> Batches:
 class _OffsetsFile:
     """A file of offsets."""
 
-    def __init__(self, uri: str, path: str, filesystem: pa_fs.FileSystem) -> None:
+    def __init__(self, uri: str, path: str, filesystem: pa_fs.FileSystem, since: datetime | None) -> None:
         self._uri = uri
         self._path = path
         self._filesystem = filesystem
+        self._since = since
 
     def read(self, columns: Sequence[str], max_samples: int) -> Batches:
         """Yield the rows in the file's order, in batches of about `max_samples` samples of single queues."""
@@ -115,6 +126,8 @@ class _OffsetsFile:
             batch_size = max(1, min(_MAX_BATCH_ROWS, batch_rows))
             decoded_rows = batch_size if columns == KEY_COLUMNS else min(batch_size, _MAX_DECODED_ROWS)
             decoded = file.iter_batches(decoded_rows, columns=list(columns), use_threads=False)
+            if self._since:
+                decoded = map(partial(_drop_earlier, since=self._since), decoded)
             yield from _join(decoded, batch_size, max_samples * _SAMPLE_BYTES)
 
     @contextmanager
