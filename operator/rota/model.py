@@ -104,7 +104,7 @@ class Reason(StrEnum):
     HANDOVER_IN_FLIGHT = "HandoverInFlight", ReasonKind.GATE
     BUDGET_SPENT = "BudgetSpent", ReasonKind.GATE
     SETTINGS_NOT_OBEYED = "SettingsNotObeyed"
-    ROLLING_OUT = "RollingOut"  # of the condition Reconciling only: no queue waits for a rollout
+    ROLLING_OUT = "RollingOut"  # of the condition Reconciling only; gates hold with MembersStillJoining in a rollout
     # Problems that the operator finds.
     INVALID_SPEC = "InvalidSpec", ReasonKind.STALLS
     INVALID_POLICY = "InvalidPolicy", ReasonKind.GATE | ReasonKind.STALLS

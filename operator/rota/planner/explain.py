@@ -40,7 +40,7 @@ def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Exp
 
 def _explainable_queues(situation: Situation) -> set[Queue]:
     """Return the queues that can be explained: current ones, and former ones that are still in the document."""
-    document = situation.document
+    document = situation.document  # `everyone`: the queues of a Broadcasting group, which all members read
     explainable = {*situation.queues, *situation.owners, *document.releasing, *(document.everyone or ())}
     if situation.snapshot.must_release_all:  # then `situation.queues` is empty, so take the queues of the routes
         explainable |= situation.snapshot.routed_queues
@@ -105,7 +105,7 @@ def _example_queues(situation: Situation) -> list[Queue]:
 
 
 def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
-    """Return the strategy's explanations of the present owners, compared with the owners it would choose now."""
+    """Return why each queue has its owner: the strategy's reason, or the obstacle that keeps it from deciding."""
     desired = compute_desired_owners(situation)
     if desired.roster is None or not queues:
         return {}
@@ -136,7 +136,7 @@ def _reasons_of_policy(
 ) -> dict[Queue, str]:
     """Return a strategy's explanations of the present owners; `names` has the member name of each roster member."""
     indexes = {name: index for index, name in enumerate(names)}
-    owner_names = {queue: holder.name for queue, holder in situation.owners.items()}
+    owner_names = {queue: holder.name for queue, holder in situation.owners.items()}  # not all are in the roster
     owner_indexes = [indexes.get(owner_names.get(queue, ""), NO_OWNER) for queue in roster.queues]
     owners = np.array(owner_indexes, np.int32)
     explained = [queue for queue in queues if owner_names[queue] in indexes]

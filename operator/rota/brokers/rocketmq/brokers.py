@@ -27,12 +27,12 @@ from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 PRODUCER_GROUP = "rota"
 MIN_ORDERED_VERSION = 194
 MAX_ORDERED_VERSION = 611
-# Index // 2 + 1 counts the versions, a snapshot and its release as one: index 433 is the 217th, V5_1_0, written 510.
-VERSION_NUMBER_OFFSET = 217 - 510
+# A snapshot and its release have adjacent indices, so index // 2 counts versions. Index 433 is V5_1_0, number 510.
+VERSION_NUMBER_OFFSET = 510 - 433 // 2
 MAX_ONLINE_CONSUMERS = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
 RELAY_TIMEOUT_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's response
 MAX_SUBSCRIPTION_CHARACTERS = 16 * 1024  # characters of all topics and filters of a consumer
-STATS_SECONDS = 10.0  # a slow request: the broker computes statistics; requests to other brokers do not wait
+STATS_SECONDS = 10.0  # timeout of slow requests: the broker computes statistics; other brokers are asked meanwhile
 
 _MODELS: Mapping[str, Model] = {"CLUSTERING": "Clustering", "BROADCASTING": "Broadcasting"}
 # The last three are deprecated; the Java client treats them as CONSUME_FROM_LAST_OFFSET.
@@ -149,7 +149,7 @@ class RocketMQBrokers:
         if queue.topic != topic:
             raise ValueError(f"{queue} is not a queue of topic {topic}")
         await self._client.require_queue(queue)
-        await self._client.recheck_queue(queue)
+        await self._client.recheck_queue(queue)  # the cached route may be old
         return queue
 
     async def unlock(self, group: str, client_id: str, queues: Collection[Queue]) -> None:
@@ -190,5 +190,5 @@ def version_name(version: int) -> str:
     """
     if not MIN_ORDERED_VERSION <= version <= MAX_ORDERED_VERSION:
         return str(version)
-    number = version // 2 + 1 - VERSION_NUMBER_OFFSET
+    number = version // 2 + VERSION_NUMBER_OFFSET
     return f"V{'_'.join(str(number))}" + ("_SNAPSHOT" if version % 2 == 0 else "")

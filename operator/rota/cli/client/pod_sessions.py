@@ -29,10 +29,9 @@ class PodConnection(NamedTuple):
 
 
 class PodSessions:
-    """A connection to the leading pod from the first request on; it is replaced when another pod leads.
+    """Sends requests to the operator's leading pod over one connection, which is replaced when another pod leads.
 
-    After the user's client certificate was renewed, further requests use another session; requests on the old one are
-    completed.
+    After a renewal of the user's client certificate, further requests use another session; earlier ones are completed.
     """
 
     def __init__(self, api: Api, login: Login, namespace: str) -> None:
@@ -72,7 +71,7 @@ class PodSessions:
         all_headers = {**headers, **(self._login.headers if is_secure else {})}
         try:
             request = connection.session.request("GET", url, headers=all_headers, allow_redirects=False)
-            async with request as (_, response):
+            async with request as (_session, response):
                 yield response
         # RuntimeError: the session was closed, because another request connected to the next leader.
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:

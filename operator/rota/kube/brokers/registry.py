@@ -110,7 +110,7 @@ class BrokerRegistry:
         if spec is None:
             return
         rocketmq = qualify_name_servers(group.namespace, spec.broker.rocketmq) if self._is_pod else spec.broker.rocketmq
-        interest = interest_of(spec, group.name, is_weighed=group.resolved_spec.needs_weights)
+        interest = interest_of(spec, group.name, needs_weights=group.resolved_spec.needs_weights)
         binding = self._bindings.of(group)
         if binding is None:
             binding = Binding(group, interest, rocketmq)

@@ -1,6 +1,6 @@
 """Routes of topics: how many queues each broker has; fetched once for all groups of a topic.
 
-A missing response proves nothing: the topic has no view then, and the planner changes nothing.
+A missing response proves nothing: the planner then gets no `QueueView` of the topic, and changes nothing.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ class TopicInterest(NamedTuple):
         return self.topics if self.broadcasting else (*self.topics, self.retry_topic)
 
 
-def interest_of(spec: GroupSpec, name: str, *, is_weighed: bool) -> TopicInterest:
+def interest_of(spec: GroupSpec, name: str, *, needs_weights: bool) -> TopicInterest:
     """Return what a ConsumerGroup of this name needs to know from its brokers."""
     topics = tuple(spec.topics)
     broadcasting = spec.message_model == "Broadcasting"
-    return TopicInterest(spec.group or name, topics, broadcasting, spec.start_from, needs_weights=is_weighed)
+    return TopicInterest(spec.group or name, topics, broadcasting, spec.start_from, needs_weights=needs_weights)
 
 
 @dataclass
@@ -64,7 +64,7 @@ class PolledRoute:
 
     @cached_property
     def queues(self) -> tuple[Queue, ...] | None:
-        """All queues; computed only for groups within the queue quota, as there may be very many."""
+        """All queues; computed only for groups within the `QueueQuota`, as there may be very many."""
         return None if self.queue_counts is None else queues_of(self.name, self.queue_counts)
 
     def view(self, now: float) -> QueueView | None:

@@ -59,8 +59,8 @@ class ProgressPoller:
         if pod_state is None:
             return
         member = Endpoint.from_pod(pod_state.pod, turn.group.uid)
-        start = pod_state.next_progress_index
-        pod_state.next_progress_index = 0  # after the last page, or a failure; set below if pages are left
+        start = pod_state.next_progress_start
+        pod_state.next_progress_start = 0  # after the last page, or a failure; set below if pages are left
         for _ in range(MAX_PAGES_PER_TURN):
             page = await self._reports.read_progress(member, start)
             if page is None or pods.get(turn.name) is not pod_state:
@@ -72,7 +72,7 @@ class ProgressPoller:
             if page.next_start is None or page.next_start <= start:  # the last page, or one that would repeat
                 return
             start = page.next_start
-        pod_state.next_progress_index = start
+        pod_state.next_progress_start = start
 
     def _max_tracked_queues(self, group: Group) -> int:
         """Return how many queues of a group may be remembered: all that other groups leave of MAX_TRACKED_QUEUES."""

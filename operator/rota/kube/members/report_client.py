@@ -81,7 +81,7 @@ class Endpoint(NamedTuple):
 
 
 class MemberResponse(NamedTuple):
-    """A member's report, or the reason why its response is ignored, or silence (both None).
+    """A member's report, or the reason why its response is ignored; without either, the member is silent.
 
     An ignored response is not silence: `PodState.record_report` keeps the previous report, for as long as the pod's
     object exists. For a deleted pod, the API server cannot tell when the sidecar has ended: after a while without
@@ -89,9 +89,9 @@ class MemberResponse(NamedTuple):
     """
 
     report: Report | None  # None also if another pod responded
-    silent_since: float  # if there is no report: since when there is none, by `_silent_since`
+    silent_since: float  # since when there is no report, if there is none
     ignored_reason: Reason | None = None
-    may_be_pods: bool = False  # without a report: the pod, or a proxy before it, may have sent the response
+    may_be_from_pod: bool = False  # if silent: the response does not prove that the pod has left (`read_if_present`)
 
 
 class _ResponseBody(NamedTuple):
@@ -99,7 +99,7 @@ class _ResponseBody(NamedTuple):
 
     text: bytes | None = None
     ignored_reason: Reason | None = None
-    is_server_error: bool = False
+    is_server_error: bool = False  # status 5xx: of the pod, or of a proxy before it
 
     def decode_response(self, member: Endpoint, silent_since: float, budget: RetentionBudget) -> MemberResponse:
         """Decode the member's response; its report is None if the body is invalid, too large, or from another pod."""
@@ -111,9 +111,9 @@ class _ResponseBody(NamedTuple):
             return MemberResponse(None, silent_since, Reason.REPORT_TOO_LARGE)
         except ValueError as error:
             _log.debug("The pod %s returned no valid report: %s", uid, error)
-            return MemberResponse(None, silent_since, may_be_pods=member.is_signed)
+            return MemberResponse(None, silent_since, may_be_from_pod=member.is_signed)
         if report is None or report.uid != uid:
-            return MemberResponse(None, silent_since, self.ignored_reason, may_be_pods=self.is_server_error)
+            return MemberResponse(None, silent_since, self.ignored_reason, may_be_from_pod=self.is_server_error)
         entries = count_topic_broker_pairs(report.held, report.releasing)
         entries += len(report.brokers) + len(report.troubles) + len(report.uncommitted)
         if not budget.admit(member.namespace, report, len(self.text or b"") + BYTES_PER_ENTRY * entries):
@@ -266,7 +266,7 @@ class ReportClient:
         except _NO_RESPONSE_ERRORS:
             return MemberResponse(None, _silent_since(requested_at))
         response = body.decode_response(member, _silent_since(requested_at), self._budget)
-        return response if response.report or response.ignored_reason or response.may_be_pods else None
+        return response if response.report or response.ignored_reason or response.may_be_from_pod else None
 
     async def drain(self, member: Endpoint) -> None:
         """Request a member's final drain. The caller repeats this until the member's report shows that it drains."""
@@ -324,7 +324,7 @@ class ReportClient:
 
 
 def _silent_since(awaited_since: float) -> float:
-    """Return since when a member without a response is silent; its response was awaited since that time.
+    """Return since when a member is silent from which no response has come since `awaited_since`.
 
     If the time-out came late, this process was stalled, and the member may have responded: it is silent since now.
     """

@@ -38,7 +38,7 @@ class QueuedGroup:
     writer: AssignmentWriter
     timer: asyncio.TimerHandle | None = None
     is_running: bool = False
-    requested_seconds: float = math.inf  # until the next reconcile, if one was requested while this one runs
+    requested_seconds: float = math.inf  # until the next reconcile, as requested during this one; inf: no request
     failures: int = 0  # failed reconciles in a row
 
     def stop(self) -> None:

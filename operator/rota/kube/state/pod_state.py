@@ -81,7 +81,7 @@ class PodState:
     lost_label: bool = False  # it has lost the group's label: it consumes until revoked, but is no member any more
     restarts: Restarts = field(default_factory=Restarts)
     is_force_deleted: bool = False  # it was force-deleted: its object is gone, but its sidecar responds
-    next_progress_index: int = 0  # index of the queue from which its progress is read next
+    next_progress_start: int = 0  # index of the first queue of the progress page that is read next
     on_report: Callable[[Report, Report, float], None] = lambda *_: None  # on each change: previous report, report, now
     has_key: bool = field(init=False)  # whether its sidecar mounts the group's key; a pod's mounts never change
 

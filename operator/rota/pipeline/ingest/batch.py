@@ -3,8 +3,8 @@
 A run takes these steps, in this order:
 
 1. The segments of the journal that the ledger (`lake/files`: a row for each ingested segment) lacks are stored as the
-   plan of run N, with the journal's name. A repeated run takes exactly the segments of the plan. A table that already
-   has rows of run N skips the run, so the rows of any other segment would be lost.
+   plan of run N, with the journal's name. A repeated run takes exactly the segments of the plan: a table that already
+   has rows of run N skips the run, so it would never get the rows of a segment that was added to the plan.
 2. The segments are divided into shares, one for each task of Spark (a small run is one share, and needs no Spark),
    whose rows are written to files.
 3. The rows of each kind of record, then the rejected lines, then the ledger are appended, each with one commit that
@@ -17,8 +17,8 @@ have the same number and the same plan. The first one to commit a table wins, an
 Lines that are in several segments count once. A copy of an ingested line has the same time. So new rows are compared
 with the table's rows only if their times overlap with those of ingested segments.
 
-A segment that was removed before it was read is ingested if it comes back. Therefore its row in the ledger has no ETag.
-The row covers the whole day of the segment, since an earlier attempt of the run may have appended the segment's rows.
+A segment that was removed before it was read gets a row without an ETag in the ledger, so it is new if it comes back.
+The times in that row span its whole day, since an earlier attempt of the run may have appended the segment's rows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -231,7 +231,7 @@ class IngestRun:
     def _may_be_ingested(self, plan: RunPlan, rows: KindRows) -> bool:
         """Return whether a table may have some of the rows: times overlap with ingested ones, or a segment came back.
 
-        Before a segment was found to be missing, an earlier attempt of the run may have appended its rows, of any time.
+        An earlier attempt may have appended rows of a segment that was missing later; the ledger has only its day.
         Rejected lines have no time, so they are always compared.
         """
         was_missing = pc.equal(self._ingested["etag"], MISSING_ETAG)

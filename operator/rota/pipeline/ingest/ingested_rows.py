@@ -23,7 +23,7 @@ def drop_ingested_rows(table: Table, target: FileTarget, files: Sequence[DataFil
     days: list[date] = []
     new_digests: list[pa.Table] = []
     for file in files:
-        days.append(date.fromisoformat(file.date or ""))
+        days.append(date.fromisoformat(file.date or ""))  # all tables of ingest are partitioned by date
         new_digests.append(read_file(target.store, table.name, file, ["digest"]))
     digests = pa.concat_tables(new_digests)["digest"]
     is_ingested = ds.field("date").isin(days) & ds.field("digest").isin(digests)

@@ -60,7 +60,7 @@ class IngestLease:
         check_create_only(self._store, CREATE_ONLY_KEY)
         first_refusal = ""
         while refusal := self._try_to_take():
-            if pause is None or first_refusal not in {"", refusal}:
+            if pause is None or first_refusal not in {"", refusal}:  # a new end or holder: it is in use
                 raise LeaseTakenError(refusal)
             first_refusal = refusal
             pause(RENEWAL_SECONDS)
@@ -87,11 +87,11 @@ class IngestLease:
         for _ in range(ATTEMPTS):
             numbers = self._numbers()
             newest = self._read(numbers[-1])
-            if newest == own:
+            if newest == own:  # created by the previous attempt
                 for number in numbers[1:-1]:
                     self._store.delete(_key(number))
                 return ""
-            # Entries that end later are of a wrong clock, which must not block other ingests for hours.
+            # An entry that ends after `now + 2 * LENGTH` has a wrong clock, and must not block other ingests for hours.
             if newest and newest.holder != self._holder and now < newest.until < now + 2 * LENGTH:
                 until = format_time(newest.until.timestamp(), "seconds")
                 remedy = f"wait for its end, or delete {self._store.uri}/{_key(numbers[-1])} if it was killed"

@@ -53,9 +53,9 @@ class LineBatch:
         self._rejected: list[RejectedLine] = []
 
     def add(self, line: SegmentLine, digest: bytes, *, is_new: bool) -> datetime | None:
-        """Add a line, if `is_new`: no earlier segment has it. Return the time of its record; None: it is rejected."""
+        """Add a line if no earlier segment has it (`is_new`); return the time of its record, None if it is rejected."""
         text = line.line or b""
-        if line.broken is not None:
+        if line.broken is not None:  # always new: the end of a broken segment
             self._rejected.append(RejectedLine(line.broken, digest, text))
             return None
         self.size_bytes += len(text)
@@ -119,7 +119,7 @@ def split_oversized(lines: Sequence[RecordLine]) -> tuple[list[RecordLine], list
     rejected: list[RejectedLine] = []
     for line in lines:
         try:
-            if isinstance(line.record, OffsetsRecord):
+            if isinstance(line.record, OffsetsRecord):  # `read_line` has checked all other records
                 check_offsets(line.record)
             kept.append(line)
         except ValueError as error:
@@ -156,10 +156,11 @@ def offset_bucket(group: str) -> int:
     return crc32(group.encode()) % OFFSET_BUCKETS
 
 
-def _topics_column(topics: Sequence[dict[str, dict[str, Columns]]], kind: pa.MapType) -> pa.Array:
+def _topics_column(topics: Sequence[dict[str, dict[str, Columns]]], map_type: pa.MapType) -> pa.Array:
+    """Return a map by topic, of maps by broker, of structs with a list for each field of the queues."""
     brokers = _flatten(topics)
     columns = _flatten(brokers)
-    struct = kind.item_type.item_type
+    struct = map_type.item_type.item_type
     lists: list[pa.Array] = []
     for field in struct:
         values = _values(columns, field.name)
@@ -167,7 +168,7 @@ def _topics_column(topics: Sequence[dict[str, dict[str, Columns]]], kind: pa.Map
         lists.append(pa.ListArray.from_arrays(_starts(values), flat, type=field.type))
     queues = pa.StructArray.from_arrays(lists, fields=list(struct))
     by_broker = _map_column(brokers, queues)
-    return _map_column(topics, by_broker).cast(kind)
+    return _map_column(topics, by_broker).cast(map_type)
 
 
 def _values(rows: Sequence[Any], name: str) -> list[Any]:

@@ -18,8 +18,8 @@ def explain_recommendation(
 ) -> str:
     """Return the reason to change (the largest differences) or to stay.
 
-    `current` and `cheapest` are the rows of both policies, None if there is none; `gain` is what the cheapest would
-    save, None if the cost of the current policy is unknown.
+    `current` and `cheapest` are the rows of both policies, None if there is none; `gain` is the fraction of the cost
+    that the cheapest would save, None if the cost of the current policy is unknown.
     """
     if current is None or cheapest is None or gain is None:
         return _explain_unknown_cost(current, cheapest)
@@ -40,7 +40,7 @@ def _explain_unknown_cost(current: CostRow | None, cheapest: CostRow | None) -> 
 
 
 class _Difference(NamedTuple):
-    """The points that a change saves by one measure, and the measure's values as text."""
+    """The cost that a change saves by one measure, in points, and the measure's values as text."""
 
     saved: float  # negative: the change costs more
     text: str

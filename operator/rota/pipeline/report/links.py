@@ -60,7 +60,7 @@ def render_group_links(links: ReportLinks, group: str) -> str:
 
 
 def render_card_link(row: Row, rank: int, *, has_card: bool) -> str:
-    """Return a group's name, with a link to its section of the report (`render_card`) if it has one."""
+    """Return a group's name as HTML, with a link to its card in the report if it has a card."""
     name = escape_text(row["group"])
     return f'<a href="#group-{rank}">{name}</a>' if has_card else name
 

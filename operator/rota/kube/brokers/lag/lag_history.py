@@ -85,7 +85,7 @@ class _SampleColumns(NamedTuple):
     def of_ends(at: float, max_offsets: Offsets) -> "_SampleColumns":
         """Return an older sample, of which only the ends were kept; only delays are computed from it.
 
-        The other columns are placeholders: NOT_COMMITTED, because a row with OFFSET_UNKNOWN does not count as a sample.
+        The other columns are placeholders: NOT_COMMITTED, because samples with OFFSET_UNKNOWN are left out.
         """
         committed = np.where(max_offsets < 0, OFFSET_UNKNOWN, NOT_COMMITTED)
         return _SampleColumns(at, max_offsets, max_offsets, committed, np.zeros(len(max_offsets), np.bool_))
@@ -212,7 +212,7 @@ class LagHistory:
         return _SampleTable.of(older + [sample.select(indexes) for sample in self._samples])
 
     def _judge_each(self, indexes: RowIndices, start_from: StartFrom) -> Iterator[_Judgement]:
-        """Judge the queues at these indexes, one by one; nothing is known without a committed offset."""
+        """Judge the queues at these indexes, one by one; nothing is known if the last committed offset is not."""
         table = self._table_of(indexes)
         # Converted to lists at once: one number at a time would take several times as long.
         times = table.at.tolist()
@@ -247,10 +247,10 @@ class LagHistory:
         lags = compute_lags(columns)
         # The window leaves out older samples, of which only the ends are known.
         states = compute_lag_states(columns, lags, ends, SampleWindow(len(self._samples)))
-        has_offset = columns.committed_offset[ends] != OFFSET_UNKNOWN
+        is_offset_known = columns.committed_offset[ends] != OFFSET_UNKNOWN
         delays = compute_delays(columns, lags, ends)
         for lag, delay, state, is_known in zip(
-            lags[ends].tolist(), delays.tolist(), states.tolist(), has_offset.tolist(), strict=True
+            lags[ends].tolist(), delays.tolist(), states.tolist(), is_offset_known.tolist(), strict=True
         ):
             yield _Judgement(
                 None if lag == LAG_UNKNOWN else lag,

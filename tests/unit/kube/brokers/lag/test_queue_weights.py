@@ -52,7 +52,7 @@ def test_weight_is_measured_only_for_policies_that_use_it() -> None:
     assert group_weights(a_group("Sticky"), ORDERS, GroupLag({}, incoming_rates=FLOWS)) == {}
     assert not a_group("Sticky").resolved_spec.needs_weights
     assert a_group().resolved_spec.needs_weights
-    assert interest_of(a_spec(), "orders", is_weighed=True).needs_weights
+    assert interest_of(a_spec(), "orders", needs_weights=True).needs_weights
     assert not Group("shop", "orders").resolved_spec.needs_weights
 
 
