@@ -1,7 +1,7 @@
 """The lease that keeps a second ingest of a lake from repeating the work of a running one."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Barrier
@@ -49,8 +49,12 @@ def add_entry(store: ObjectStore, number: int, until: datetime) -> None:
 
 
 def entries(store: ObjectStore) -> dict[str, LeaseEntry]:
-    keys = sorted(info.key for info in store.list_objects(FOLDER))
-    return {key.removeprefix(f"{FOLDER}/"): msgspec.json.decode(store.read(key), type=LeaseEntry) for key in keys}
+    """Return the entries by file name; a renewal may delete older ones after they were listed."""
+    result: dict[str, LeaseEntry] = {}
+    for key in sorted(info.key for info in store.list_objects(FOLDER)):
+        with suppress(FileNotFoundError):
+            result[key.removeprefix(f"{FOLDER}/")] = msgspec.json.decode(store.read(key), type=LeaseEntry)
+    return result
 
 
 def test_ingest_lease_is_taken_by_one_of_several_racing_processes(store: ObjectStore, clock: Clock) -> None:
