@@ -85,7 +85,7 @@ def test_pipeline_cronjob_of_the_chart_writes_tables_and_a_recommendation(
     results = {path.name for path in scheduled[HISTORY].iterdir()}
     assert results == {"lake", "recommendation"}
     assert list(scheduled[HISTORY].glob("lake/marts/rollup/**/*.parquet"))
-    steps = ("ingest", "rollup", "audit", "simulate", "recommend")
+    steps = ("ingest", "rollup", "timeline", "simulate", "recommend")
     # The operator writes to the same journal: a segment that it stores meanwhile is ingested by a run of its own.
     assert len(list(scheduled[HISTORY].glob("lake/_rota/snapshots/*.json"))) >= len(steps)
     assert (scheduled[HISTORY] / "recommendation" / "report.html").exists()

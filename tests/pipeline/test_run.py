@@ -106,7 +106,7 @@ def test_pipeline_run_writes_all_marts_and_summarizes_them_in_values_and_metrics
     summary = json.loads(result.stdout)
     assert summary["lake"] == str(lake)
     assert summary["snapshot"] == {"read": 1, "published": 5}
-    assert list(summary["seconds"]) == ["ingest", "rollup", "audit", "simulate", "recommend"]
+    assert list(summary["seconds"]) == ["ingest", "rollup", "timeline", "simulate", "recommend"]
     assert summary["rows"]["marts/rollup"] == GROUPS * HOURS
     assert summary["rows"]["marts/results"] == GROUPS * 2
     assert summary["rows"]["marts/chosen"] == summary["rows"]["marts/backtest"] == GROUPS
@@ -190,7 +190,7 @@ def test_pipeline_run_without_a_journal_reads_the_history_of_the_lake(spark: Spa
         (["--policies", "p.yaml", "--to", "/proc/x"], "--to /proc/x cannot be written: nothing can be created in "),
         (["--push-gateway", "pushgateway:9091"], "--push-gateway must be a URL without a user name"),
         (["--push-gateway", "http://me:secret@pushgateway"], "--push-gateway must be a URL without a user name"),
-        ([], "lake/journal contains no segment of a journal"),
+        ([], "lake/journal does not exist; name the journal with --journal"),
     ],
 )
 def test_pipeline_run_rejects_options_before_spark_starts(

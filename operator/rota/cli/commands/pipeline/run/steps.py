@@ -1,4 +1,4 @@
-"""The steps of a run: ingest, then rollup, audit and recommendation of the snapshot that follows the ingest."""
+"""The steps of a run: ingest, then rollup, timeline and recommendation of the snapshot that follows the ingest."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -53,13 +53,13 @@ class PipelineRun:
 
     def examine(self, opened: OpenedLake) -> None:
         """Write hourly rollups, intervals and violations."""
-        with self.summary.measure("rollup"):  # its pass over the history also computes the rows of the audit
+        with self.summary.measure("rollup"):  # its pass over the history also computes the rows of the timeline
             reports = rollup.read_reports(
                 self._spark, self._progress, opened, self._days, list(HistoryReport)
             ).persist()
             rollup.write_rollup(self._progress, reports, opened, self._days)
             self._publish(opened)
-        with self.summary.measure("audit"):
+        with self.summary.measure("timeline"):
             violations = rollup.write_audit(self._progress, reports, opened)
             self.summary.violations |= {
                 row["kind"]: row["count"] for row in violations.groupBy("kind").count().collect()
