@@ -252,8 +252,9 @@ def test_pipeline_command_names_a_lake_that_holds_nothing_to_read(
     if lake_kind == "without segments":
         write_file(lake, "notes.txt", b"x")
     error = error_of(command, lake, *options_of(command, outputs, tmp_path))
-    missing = "/journal contains no segment of a journal, such as " if command == "ingest" else " has no snapshot yet; "
-    assert error.startswith(f"{lake}{missing}")
+    place = lake / "journal" if command == "ingest" else lake
+    absent = "contains no segment of a journal, such as " if command == "ingest" else "has no snapshot yet; "
+    assert error.startswith(f"{place} {absent if place.exists() else 'does not exist; '}")
     assert not (tmp_path / "to").exists()
     assert not (lake / "_rota").exists()
 

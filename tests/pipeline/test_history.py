@@ -130,7 +130,7 @@ def test_rollup_history_of_an_unknown_group_names_similar_ones(lake: Path) -> No
 @pytest.mark.parametrize("output", ["table", "json"])
 def test_rollup_history_of_a_lake_without_rollups_says_how_to_make_them(tmp_path: Path, output: str) -> None:
     arguments = ["a", "--lake", tmp_path / "lake", "-o", output]
-    assert "has no snapshot yet; `rota pipeline ingest` makes one" in error_of(*arguments)
+    assert f"{tmp_path}/lake does not exist; `rota pipeline ingest {tmp_path}/lake` makes one" in error_of(*arguments)
     Lake(str(tmp_path / "lake")).snapshots.publish(EMPTY_SNAPSHOT, {})
     assert "has no rollups in snapshot 1; `rota pipeline rollup` makes them" in error_of(*arguments)
 

@@ -445,7 +445,7 @@ def test_lake_maintenance_command_reports_mistakes_in_one_sentence(tmp_path: Pat
     lake = tmp_path / "lake"
     result = rota(lake)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "has no snapshot yet; `rota pipeline ingest`" in result.stderr
+    assert f"{lake} does not exist; `rota pipeline ingest {lake}` makes one from a journal" in result.stderr
     assert rota(lake, "--if-any").exit_code == 0
     result = rota(lake, "--keep-days", 7)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

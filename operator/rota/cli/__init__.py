@@ -171,7 +171,10 @@ def lag(*, group: str, by: str, top: int | None, output: str, **options: Any) ->
 @OUTPUT_OPTION
 @report_user_errors
 def history(*, group: str, lake: str, output: str, **options: Any) -> None:
-    """Show the hourly rollups of GROUP (NAMESPACE/NAME) that are in a lake; needs neither Spark nor Java."""
+    """Show the hourly rollups of a group from a lake.
+
+    GROUP is NAMESPACE/NAME. Neither Spark nor Java is needed.
+    """
     if options["hours"] and options["days"]:
         raise ValueError("--hours and --days exclude each other; give one of them")
     with translate_errors("pip install 'rota-operator[history]'"):
@@ -348,7 +351,7 @@ def sidecar(*, log_level: str, log_format: str, **options: Any) -> None:
     """Run one member without a cluster, until Ctrl-C.
 
     The member consumes every queue of the group's topics. At a real broker, use a group without other consumers;
-    otherwise messages are consumed twice.
+    otherwise both consume the same queues, and messages are consumed twice.
     """
     from rota import logs
     from rota.cli.commands import sidecar

@@ -21,9 +21,16 @@ __all__ = [
     "StoreError",
     "check_create_only",
     "create_same",
+    "is_missing_folder",
     "open_store",
     "parse_location",
 ]
+
+
+def is_missing_folder(uri: str) -> bool:
+    """Return whether a path or URI is that of a folder which does not exist."""
+    location = parse_location(uri)
+    return location.scheme == FOLDER_SCHEME and not Path(location.path).is_dir()
 
 
 def open_store(uri: str) -> ObjectStore:

@@ -138,6 +138,7 @@ async def test_cli_error_truncates_long_arguments() -> None:
         (["members", "o", "--nope"], "No such option '--nope'"),
         (["nope"], "No such command 'nope'; see rota --help"),
         (["pipeline", "nope"], "No such command 'nope'; see rota pipeline --help"),
+        (["pipeline", "rolup"], "No such command 'rolup'. Did you mean 'rollup'? See rota pipeline --help"),
         (["operator", "--port", "0"], "Invalid value for '--port': 0 is not in the range"),
     ],
 )

@@ -43,7 +43,7 @@ def invalid_weights(folder: Path) -> tuple[list[object], str]:
 
 
 def missing_lake(folder: Path) -> tuple[list[object], str]:
-    return ["rollup", folder / "nowhere"], f"{folder}/nowhere has no snapshot yet; `rota pipeline ingest "
+    return ["rollup", folder / "nowhere"], f"{folder}/nowhere does not exist; `rota pipeline ingest "
 
 
 def missing_snapshot(folder: Path) -> tuple[list[object], str]:
@@ -55,8 +55,14 @@ def lake_without_records(folder: Path) -> tuple[list[object], str]:
 
 
 def lake_without_journal(folder: Path) -> tuple[list[object], str]:
-    error = f"{folder}/lake/journal contains no segment of a journal, such as date=2026-11-21/08-NAME.jsonl.gz"
-    return ["ingest", folder / "lake"], error
+    return ["ingest", folder / "lake"], f"{folder}/lake/journal does not exist; name the journal with --journal"
+
+
+def journal_without_segments(folder: Path) -> tuple[list[object], str]:
+    (folder / "journal").mkdir()
+    segment = "date=2026-11-21/08-NAME.jsonl.gz"
+    error = f"{folder}/journal contains no segment of a journal, such as {segment}; name the journal with --journal"
+    return ["ingest", folder / "lake", "--journal", folder / "journal"], error
 
 
 def report_folder_that_is_a_file(folder: Path) -> tuple[list[object], str]:
@@ -101,6 +107,11 @@ def lake_of_the_former_layout(folder: Path) -> tuple[list[object], str]:
     return ["ingest", folder / "old"], f"{folder}/old is a lake of an earlier version of Rota (it has _checkpoint/); "
 
 
+def folder_of_tables_in_the_lake(folder: Path) -> tuple[list[object], str]:
+    (folder / "lake" / "lake" / "owners").mkdir(parents=True)
+    return ["run", folder / "lake" / "lake"], f"{folder}/lake/lake is inside the lake {folder}/lake; name that one"
+
+
 def journal_that_is_not_empty(folder: Path) -> tuple[list[object], str]:
     a_file(folder / "new" / "journal" / DAY / "08-a.jsonl.gz", "")
     return ["generate", "--to", folder / "new"], f"{folder}/new/journal is not empty; name another lake"
@@ -119,6 +130,7 @@ def unknown_scheme(_folder: Path) -> tuple[list[object], str]:
         missing_snapshot,
         lake_without_records,
         lake_without_journal,
+        journal_without_segments,
         report_folder_that_is_a_file,
         report_folder_that_cannot_be_created,
         report_folder_with_a_file_for_manifests,
@@ -126,6 +138,7 @@ def unknown_scheme(_folder: Path) -> tuple[list[object], str]:
         report_folder_in_the_lake,
         folder_with_other_files,
         lake_of_the_former_layout,
+        folder_of_tables_in_the_lake,
         journal_that_is_not_empty,
         unknown_scheme,
     ],

@@ -28,8 +28,9 @@ class CommandGroup(click.Group):
             code = 130
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
-            where = f"; see {context.command_path} --help" if context else ""
-            _exit_with_error(f"{error.format_message().rstrip('.')}{where}")
+            message = error.format_message().rstrip(".")
+            see = " See" if message.endswith("?") else "; see"  # "Did you mean …?" ends a sentence
+            _exit_with_error(f"{message}{see} {context.command_path} --help" if context else message)
         sys.exit(code)
 
 

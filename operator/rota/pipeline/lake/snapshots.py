@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from rota.object_store import ObjectStore, check_create_only, create_same
+from rota.object_store import ObjectStore, check_create_only, create_same, is_missing_folder
 from rota.pipeline.lake.runs import CREATE_ONLY_KEY
 from rota.sentences import join_names
 
@@ -92,8 +92,14 @@ class SnapshotStore:
             return self.as_of(time)
         newest = self.latest()
         if not newest.number:
-            raise ValueError(f"{self._store.uri} has no snapshot yet; `rota pipeline ingest` makes one from a journal")
+            raise ValueError(self.explain_missing())
         return newest
+
+    def explain_missing(self) -> str:
+        """Return a sentence for the user of a lake without a snapshot, whose path may be wrong."""
+        uri = self._store.uri
+        problem = "does not exist" if is_missing_folder(uri) else "has no snapshot yet"
+        return f"{uri} {problem}; `rota pipeline ingest {uri}` makes one from a journal"
 
     def publish(self, base: LakeSnapshot, tables: Mapping[str, int | None], run: int | None = None) -> LakeSnapshot:
         """Publish new versions of tables on top of a snapshot; a version of None is of a table that does not exist.

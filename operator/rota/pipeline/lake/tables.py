@@ -130,9 +130,12 @@ class Lake:
             self.table(name).add_missing_columns()
 
     def _check_layout(self) -> None:
-        """Raise ValueError if the root has tables of an early version of Rota, which wrote only folders."""
+        """Raise ValueError if the root is inside a lake, or is a lake of an early version, which wrote only folders."""
         if parse_location(self.uri).scheme != FOLDER_SCHEME:
             return
+        parent = Path(self.uri).parent
+        if (parent / "_rota").is_dir():
+            raise ValueError(f"{self.uri} is inside the lake {parent}; name that one")
         for name in ("_checkpoint", *schemas.JOURNAL_SCHEMAS, "quarantine"):
             if Path(self.uri, name).is_dir():
                 raise ValueError(

@@ -82,7 +82,7 @@ def recommendation_options(command: Callable[..., None]) -> Callable[..., None]:
 def pipeline() -> None:
     """Compute tables, rollups and recommendations from the journal.
 
-    LAKE, where the tables are, is a folder or a bucket's URI. The command run takes all steps.
+    LAKE, where the tables are, is a folder or a bucket's URI. `run` runs all steps.
     """
 
 
@@ -93,9 +93,9 @@ def pipeline() -> None:
 @OUTPUT_OPTION
 @with_spark_starter
 def ingest(start_spark: "Callable[[], SparkSession]", progress: Progress, **options: Any) -> None:
-    """Ingest new segments of the journal into LAKE; invalid lines go to its quarantine.
+    """Add new segments of the journal to LAKE.
 
-    Spark starts only for many segments.
+    Invalid lines go to its quarantine. Spark starts only for many segments.
     """
     from rota.cli.commands.pipeline import ingest
 
@@ -120,10 +120,10 @@ def ingest(start_spark: "Callable[[], SparkSession]", progress: Progress, **opti
 @OUTPUT_OPTION
 @with_spark_starter
 def run(start_spark: "Callable[[], SparkSession]", progress: Progress, **options: Any) -> None:
-    """Run all steps on LAKE in one Spark application: ingest, rollup, timeline and, with --policies, recommend.
+    """Run all steps on LAKE in one Spark application.
 
-    All steps after the ingest read the same snapshot. Each one publishes its tables, and one summary is printed at the
-    end.
+    The steps are ingest, rollup, timeline and, with --policies, recommend. All steps after the ingest read the same
+    snapshot. Each one publishes its tables, and one summary is printed at the end.
     """
     from rota.cli.commands.pipeline.run import steps
 
@@ -140,10 +140,11 @@ def run(start_spark: "Callable[[], SparkSession]", progress: Progress, **options
 @IF_ANY_OPTION
 @with_spark
 def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Recommend a policy for each group: replay the history of LAKE under each policy, and compare costs.
+    """Recommend a policy for each group, and write a report.
 
-    Writes report.html and policies/ with manifests to apply, and the marts results, series, costs and chosen; with
-    --backtest also the mart backtest, which takes about twice as long.
+    Replays the history of LAKE under each policy, and compares costs. Writes report.html and policies/ with manifests
+    to apply, and the marts results, series, costs and chosen; with --backtest also the mart backtest, which takes about
+    twice as long.
     """
     from rota.cli.commands.pipeline import recommend
 
@@ -158,7 +159,7 @@ def recommend(spark: "SparkSession", progress: Progress, **options: Any) -> None
 @OUTPUT_OPTION
 @with_spark
 def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Compute hourly metrics of each group from the history of LAKE: the mart rollup.
+    """Compute hourly metrics of each group: the mart rollup.
 
     Prints the newest 40 rows, with -o json or yaml all. With --days, those days are rewritten, and earlier days that
     were written before are kept.
@@ -176,9 +177,10 @@ def rollup(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @OUTPUT_OPTION
 @with_spark
 def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Print violations of exclusive queue ownership in the history of LAKE; the marts intervals and violations.
+    """Compute the owners of each queue, and print violations.
 
-    As a table, the worst 40 are printed. The exit code is 1 if a queue had two owners, or was granted without proof.
+    Writes the marts intervals and violations. As a table, the worst 40 violations are printed. The exit code is 1 if a
+    queue had two owners, or was granted without proof.
     """
     from rota.cli.commands.pipeline import rollup
 
@@ -194,9 +196,9 @@ def timeline(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @OUTPUT_OPTION
 @with_spark
 def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Replay the history of every group of LAKE under other policies: the marts results and series.
+    """Replay the history of each group under other policies.
 
-    The policy that was in force is among the results as `recorded`.
+    Writes the marts results and series. The policy that was in force is among the results as `recorded`.
     """
     from rota.cli.commands.pipeline import simulate
 
@@ -221,7 +223,10 @@ def simulate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @OUTPUT_OPTION
 @report_user_errors
 def maintain(*, lake: str, journal: str | None, output: str, if_any: bool, **days: Any) -> None:
-    """Compact past days of LAKE, delete old days, and remove expired snapshots and files; starts no Spark."""
+    """Compact LAKE, and delete its old days and snapshots.
+
+    Past days are compacted, and files that no snapshot needs are removed. Starts neither Spark nor Java.
+    """
     with translate_errors():
         from rota.cli.commands.pipeline import maintain
 
@@ -241,7 +246,10 @@ def maintain(*, lake: str, journal: str | None, output: str, if_any: bool, **day
 @OUTPUT_OPTION
 @with_spark
 def generate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
-    """Generate a journal of synthetic groups in a lake, as the operator would have written it."""
+    """Generate a journal of synthetic groups in a lake.
+
+    The operator's planner writes it, so it is like the journal of a real fleet.
+    """
     from rota.cli.commands.pipeline import simulate
 
     simulate.generate(spark, progress, **options)
@@ -252,7 +260,10 @@ def generate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
 @click.option("--repository", help="The URL of a Maven repository; default: ROTA_MAVEN_URL, else Maven Central.")
 @report_user_errors
 def jars(to: str, repository: str | None) -> None:
-    """Fetch the jars by which Spark reads and writes lakes in S3, such as for machines without a connection."""
+    """Fetch the jars that Spark needs for lakes in S3.
+
+    For example for machines without a connection.
+    """
     from rota.pipeline.common import s3_jars
 
     fetched = s3_jars.fetch_jars(Path(to), repository or "")

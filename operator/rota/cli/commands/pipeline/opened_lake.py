@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rota.cli.commands.pipeline.output_paths import check_own_folder, check_writable
 from rota.cli.commands.pipeline.progress import print_note
-from rota.object_store import FOLDER_SCHEME, ObjectStore, open_store, parse_location
+from rota.object_store import FOLDER_SCHEME, ObjectStore, is_missing_folder, open_store, parse_location
 from rota.object_store.segments import segment_hour
 from rota.pipeline.ingest.extent import check_history, first_day, read_days
 from rota.pipeline.lake.snapshots import LakeSnapshot
@@ -118,8 +118,7 @@ def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> Ope
     """
     newest = lake.snapshots.latest()
     if not newest.number:
-        ingest = f"`rota pipeline ingest {lake.uri}` makes one from a journal"
-        raise NothingToReadError(f"{lake.uri} has no snapshot yet; {ingest}")
+        raise NothingToReadError(lake.snapshots.explain_missing())
     # Do not read the newest snapshot twice: if another one is published in between, this command writes no marts.
     snapshot = newest if number is None and as_of is None else lake.snapshot(number, as_of)
     is_newest = snapshot.number == newest.number
@@ -136,7 +135,9 @@ def open_journal(lake: Lake, uri: str | None) -> ObjectStore:
     journal = open_store(uri or f"{lake.uri}/{JOURNAL}")
     if any(segment_hour(listed.key) for listed in journal.list_objects()):
         return journal
-    raise NothingToReadError(f"{journal.uri} contains no segment of a journal, such as {EXAMPLE_SEGMENT}")
+    has_none = f"contains no segment of a journal, such as {EXAMPLE_SEGMENT}"
+    problem = "does not exist" if is_missing_folder(journal.uri) else has_none
+    raise NothingToReadError(f"{journal.uri} {problem}; name the journal with --journal")
 
 
 def open_journal_of_run(lake: Lake, uri: str | None) -> ObjectStore | None:
@@ -146,7 +147,7 @@ def open_journal_of_run(lake: Lake, uri: str | None) -> ObjectStore | None:
     except NothingToReadError as error:
         if not lake.snapshots.numbers():
             raise
-        print_note(f"{error}: nothing is ingested")
+        print_note(f"nothing is ingested: {error}")
         return None
 
 

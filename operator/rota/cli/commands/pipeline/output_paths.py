@@ -26,7 +26,7 @@ def check_report_folder(to: str, lake: str) -> None:
         check_writable("--to", place, to)
     location = parse_location(lake)
     if location.scheme == FOLDER_SCHEME and folder.resolve().is_relative_to(Path(location.path).resolve()):
-        raise ValueError(f"--to {to} is inside the lake {lake}; name a folder elsewhere")
+        raise ValueError(f"--to {to} is inside the lake {Path(location.path).absolute()}; name a folder elsewhere")
     for pattern, prefix in REPLACED_FILES.items():
         for path in folder.glob(pattern):
             with path.open("r+b") as file:  # writable, too

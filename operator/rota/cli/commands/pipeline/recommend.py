@@ -142,6 +142,7 @@ def print_summary(findings: "Findings") -> None:
     """Print what other policies would save, and which of them some groups cannot use."""
     from rota.pipeline.recommend.ranking import OWN_POLICIES
     from rota.pipeline.report.formatting import (
+        compare_cost,
         describe_change,
         describe_history_length,
         describe_problem,
@@ -159,9 +160,10 @@ def print_summary(findings: "Findings") -> None:
     else:
         gain = ""
         if scope.changing:
-            gain = f", together {describe_change(present_sums['cost'], advised_sums['cost'])} cost"
+            change = compare_cost(present_sums["cost"], advised_sums["cost"], "now")
+            gain = f"; if each used its own, all together would cost {change}"
         if leading := find_leading_group(findings):  # gains more than all others together
-            gain += f", of that {format_percent(leading.gain_fraction)} is group {leading.group}"
+            gain += f"; of that {format_percent(leading.gain_fraction)} is group {leading.group}"
         print_line(f"{scope.changing} of {pluralize(judged_groups, 'group')} would benefit from another policy{gain}")
         print_line(describe_history_length(scope.longest))
     if best_single_policy is not None and present_sums is not None:
