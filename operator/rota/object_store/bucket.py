@@ -5,11 +5,13 @@ Only this module imports obstore, and only `open_store` imports this module: fol
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, BinaryIO, cast
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -25,6 +27,14 @@ RETRIES = 3  # of a request that failed, where repeating it is safe
 RETRY_SECONDS = 60.0  # since the first attempt; later, no further retry starts
 PART_BYTES = 8 * 2**20  # of a large object; a smaller one is stored by a single request
 CONCURRENT_PARTS = 4
+_AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+_ENDPOINT_VARIABLES = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": _AZURE_ENDPOINTS,
+    "abfs": _AZURE_ENDPOINTS,
+}
+_ADDRESS = re.compile(r"https?://[!-~]+", re.ASCII | re.IGNORECASE)
 
 
 class BucketStore:
@@ -57,11 +67,19 @@ class BucketStore:
             raise ValueError(f"{self.uri} cannot be used: {explain_error(error, self._scheme)}") from error
 
     def _check_endpoint(self) -> None:
-        endpoint = next(
-            filter(None, map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"))), ""
-        )
-        if self._scheme == "s3" and endpoint.startswith("http://") and not _is_http_allowed():
-            shown = hide_credentials(endpoint)
+        endpoints: list[str] = []
+        for name in _ENDPOINT_VARIABLES[self._scheme]:
+            endpoint = os.environ.get(name)
+            if endpoint is None:
+                continue
+            if not _is_address(endpoint):  # obstore would panic, with an exception that no caller expects
+                raise ValueError(
+                    f"{self.uri} cannot be used: {name} is not a valid address; write it as https://HOST:PORT, or "
+                    "unset it"
+                )
+            endpoints.append(endpoint)
+        if self._scheme == "s3" and endpoints and endpoints[0].startswith("http://") and not _is_http_allowed():
+            shown = hide_credentials(endpoints[0])
             raise ValueError(
                 f"{self.uri} cannot be used: {shown} is not encrypted; set AWS_ALLOW_HTTP=true to allow that"
             )
@@ -154,6 +172,14 @@ class BucketWriter(io.RawIOBase):
             super().close()
             with self._store_errors():
                 self._upload.close()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return bool(_ADDRESS.fullmatch(text) and parts.hostname and parts.port != 0)
+    except ValueError:  # such as port 99999
+        return False
 
 
 def _is_http_allowed() -> bool:

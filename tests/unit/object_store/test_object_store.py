@@ -72,6 +72,20 @@ def test_lake_bucket_without_encryption_needs_a_permission(monkeypatch: pytest.M
         open_store("s3://bucket/x")
 
 
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [("AWS_ENDPOINT_URL", "s3://bucket/x"), ("GOOGLE_BASE_URL", "gs://bucket/x"), ("AZURE_ENDPOINT", "az://bucket/x")],
+)
+@pytest.mark.parametrize("endpoint", ["u:secret@minio:9000", "", "http://", "http://a b", "http://h:99999", "ftp://h"])
+def test_lake_bucket_whose_server_has_no_valid_address_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, uri: str, endpoint: str
+) -> None:
+    monkeypatch.setenv(name, endpoint)
+    with pytest.raises(ValueError, match=rf"{name} is not a valid address; write it as https://HOST:PORT") as raised:
+        open_store(uri)
+    assert "secret" not in str(raised.value)
+
+
 def test_lake_bucket_of_an_unknown_account_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(ValueError, match="set AZURE_STORAGE_ACCOUNT_NAME"):
