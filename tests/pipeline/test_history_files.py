@@ -142,9 +142,10 @@ def test_rollup_leaves_no_temporary_files_of_unsorted_samples(tmp_path: Path, mo
 def test_rollup_names_a_missing_or_damaged_file_of_samples(tmp_path: Path) -> None:
     files = write_files(tmp_path, DAY, DAY)
     content = (tmp_path / "1.parquet").read_bytes()
-    (tmp_path / "1.parquet").write_bytes(content[: len(content) // 2])
-    with pytest.raises(StoreError, match=r"/1\.parquet is damaged; restore it, or recreate the lake: "):
-        read_keys(files)
+    for damaged in (content[: len(content) // 2], content[:4] + b"\xff" * 40 + content[44:]):
+        (tmp_path / "1.parquet").write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"/1\.parquet is damaged; restore it, or recreate the lake: "):
+            read_keys(files)
     (tmp_path / "0.parquet").unlink()
     with pytest.raises(StoreError, match=r"/0\.parquet is missing; restore it, read a newer snapshot"):
         read_keys(files)

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline.lake_folders import ingest, reasons, table_rows, verdict_line, write_segment
 from rota.cli import main
-from rota.object_store import StoreError, open_store
+from rota.object_store import open_store
 from rota.pipeline.lake.data_files import DataFile
 from rota.pipeline.lake.delta_log import DeltaLog, FileChanges, list_files
 from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotStore
@@ -144,13 +144,10 @@ def test_lake_maintenance_names_a_damaged_and_a_missing_file(lake: Lake) -> None
     file = next(file for file in list_files(log_of(lake).load()) if file.date == str(YESTERDAY))
     key = f"{VERDICT}/{file.path}"
     whole = lake.store.read(key)
-    for content, problem in (
-        (whole[:100], "is damaged; restore it, "),
-        (whole[:4] + b"\xff" * 40 + whole[44:], "thrift"),
-    ):
+    for content in (whole[:100], whole[:4] + b"\xff" * 40 + whole[44:]):
         lake.store.delete(key)
         lake.store.create(key, content)
-        with pytest.raises((ValueError, StoreError), match=rf"{lake.uri}/{key} .*{problem}"):
+        with pytest.raises(ValueError, match=rf"{lake.uri}/{key} is damaged; restore it, "):
             maintain(lake)
     lake.store.delete(key)
     with pytest.raises(ValueError, match=rf"{lake.uri}/{key} is missing; restore it, "):

@@ -1,10 +1,13 @@
 """The log of a table: conditional commits, runs that count once, damage, and columns that versions of Rota add."""
 
+import io
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, MapType, StringType, StructField, StructType
@@ -200,9 +203,13 @@ def test_table_names_a_missing_and_a_damaged_data_file(lake_uri: str) -> None:
     append_file(lake_uri, "a")
     append_file(lake_uri, "b")
     damaged = list_files(open_log(lake_uri).load())[0].path
-    overwrite(lake_uri, f"lake/groups/{damaged}", b"no Parquet" * 100)
-    with pytest.raises(ValueError, match=rf"is damaged; restore it, .*{damaged}"):
-        groups(lake_uri, version=1)
+    whole = open_store(lake_uri).read(f"lake/groups/{damaged}")
+    other_columns = io.BytesIO()
+    pq.write_table(pa.table({"group": [[1]]}), other_columns)
+    for content in (b"no Parquet" * 100, whole[:4] + b"\xff" * 20 + whole[24:], other_columns.getvalue()):
+        overwrite(lake_uri, f"lake/groups/{damaged}", content)
+        with pytest.raises(ValueError, match=rf"{lake_uri}/lake/groups/{damaged} is damaged; restore it, "):
+            groups(lake_uri, version=1)
     overwrite(lake_uri, f"lake/groups/{damaged}", None)
     with pytest.raises(ValueError, match=rf"{damaged}.*is missing; restore it"):
         groups(lake_uri, version=1)

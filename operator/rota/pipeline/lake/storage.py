@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.fs as pa_fs
 from deltalake.fs import DeltaStorageHandler
 
@@ -22,6 +23,7 @@ REQUEST_OPTIONS = {  # of deltalake
 _FRAME = re.compile(r"\x1b\[\d+m|↳")  # deltalake prints each cause in a line of its own, below an arrow
 # Causes in deltalake's words, and in obstore's, which `explain_error` expects.
 _CAUSES = {"operation timed out": "kind: Timeout", "client error (Connect)": "kind: Connect"}
+_STORE_ERROR = re.compile(r"Generic \w+ error|Error performing|Object at location|HTTP error|client error")
 _GLOB_CHARACTERS = re.compile(r"[*?\[\]{}\\]")
 
 
@@ -86,3 +88,14 @@ def storage_errors(uri: str) -> Iterator[None]:
                 lines.append(line)
         reason = explain_error(OSError(": ".join(lines)), parse_location(uri).scheme)
         raise StoreError(f"{uri} cannot be read or written: {reason}") from error
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether an error of pyarrow is about the content of a Parquet file rather than about its store.
+
+    For most damage pyarrow raises an OSError without a number; errors of buckets have none either.
+    """
+    if isinstance(error, OSError):
+        is_of_store = isinstance(error, FileNotFoundError) or _STORE_ERROR.search(str(error))
+        return error.errno is None and not is_of_store
+    return isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError | pa.ArrowNotImplementedError)
