@@ -173,7 +173,14 @@ def test_table_remembers_runs_and_versions_beyond_a_checkpoint(folder: str) -> N
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"{", "is damaged"), (b"{}", "is damaged"), (b"", "is damaged"), (None, "is missing")],
+    [
+        (b"{", "is damaged"),
+        (b"{}", "is damaged"),
+        (b"", "is damaged"),
+        (b"\n" * 30, "is damaged"),
+        (b'{"commitInfo":{"operation":"WRITE"}}\n', "is damaged"),
+        (None, "is missing"),
+    ],
 )
 def test_table_names_the_damaged_file_of_its_log_and_older_versions_stay_readable(
     lake_uri: str, content: bytes | None, problem: str

@@ -11,18 +11,22 @@ from rota.object_store import ObjectInfo, ObjectStore
 
 _COMMIT_PATTERN = re.compile(r"(\d{20})\.json", re.ASCII)
 _CHECKPOINT_PATTERN = re.compile(r"(\d{20})\.checkpoint.*\.parquet", re.ASCII)
-_MIN_COMMIT_BYTES = len('{"commitInfo":{}}')  # of the shortest commit
+# A commit that adds or removes a file is larger, so commits of this size are rare, and are read.
+_SUSPECT_BYTES = 400
+_CHANGES = {"add", "remove", "metaData", "protocol", "txn", "cdc", "domainMetadata"}
 
 
 def find_empty_commit(store: ObjectStore, log_folder: str, version: int) -> str | None:
-    """Describe a commit without actions that a version needs; return None if each commit has one.
+    """Describe a commit without changes that a version needs; return None if each commit has one.
 
-    Deltalake reads an empty file, such as a power failure leaves in a folder, or `{}` as a commit without changes.
+    Deltalake reads an empty file, such as a power failure leaves in a folder, `{}` and a file that was truncated after
+    its first line (`commitInfo`) as a commit without changes, so the rows of its files would be missing.
     """
     commits, checkpoints = _list_log(store, log_folder, version)
     covered = max(checkpoints, default=-1)  # a checkpoint contains the commits up to its version
     for number, info in commits.items():
-        if number > covered and info.size_bytes < _MIN_COMMIT_BYTES:
+        is_suspect = number > covered and info.size_bytes < _SUSPECT_BYTES
+        if is_suspect and not _has_changes(store.read(info.key)):
             return f"{store.uri}/{info.key} is damaged"
     return None
 
@@ -67,6 +71,10 @@ def _is_commit(content: bytes) -> bool:
     except ValueError:
         return False
     return bool(lines)
+
+
+def _has_changes(content: bytes) -> bool:
+    return _is_commit(content) and any(_CHANGES & json.loads(line).keys() for line in content.splitlines())
 
 
 def _is_parquet(content: bytes) -> bool:
