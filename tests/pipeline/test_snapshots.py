@@ -165,7 +165,16 @@ def test_lake_names_existing_snapshots_if_a_number_is_missing(store: ObjectStore
         snapshots.get(7)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"number":2}', b'{"number":1,"created_at":5,"run":1,"tables":{}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"number":2}',
+        b'{"number":1,"created_at":5,"run":1,"tables":{}}',
+        b'{"number":2,"created_at":"2026-11-21T12:00:00Z","run":1,"tables":{"lake/files":-1}}',
+    ],
+)
 def test_lake_names_a_damaged_snapshot_and_reads_the_others(store: ObjectStore, content: bytes) -> None:
     store_snapshot(store, 1, NOON)
     store.create("_rota/snapshots/2.json", content)
@@ -214,7 +223,10 @@ def test_ingest_run_whose_plan_is_not_stored_does_not_start(tmp_path: Path) -> N
         RunStore(DeletingStore(tmp_path)).create(1, "s3://bucket/journal", ())
 
 
-@pytest.mark.parametrize("content", [b"[]", b'{"number":2,"journal":"a","segments":[]}'])
+PLAN_OF_RUN_2 = b'{"number":2,"journal":"a","segments":[{"key":"a","size_bytes":1,"etag":"e"}]}'
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"number":1,"journal":"a","segments":[]}', PLAN_OF_RUN_2])
 def test_ingest_names_a_damaged_plan_of_a_run(store: ObjectStore, content: bytes) -> None:
     store.create("_rota/runs/1.json", content)
     with pytest.raises(ValueError, match=r"_rota/runs/1.json is damaged.*delete it only if no table has rows of run 1"):

@@ -20,6 +20,7 @@ _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?(.*)", re.DOTALL)
 _BUCKET_HOST = re.compile(
     r"[^/]*\b(amazonaws\.com|storage\.googleapis\.com|(blob|dfs)\.core\.windows\.net)(:\d+)?(/.*)?", re.DOTALL
 )
+_SURROGATE = re.compile(r"[\ud800-\udfff]")  # of a byte that is not UTF-8
 _PREFIX = re.compile(r"[A-Za-z0-9!_.*'()=/-]*", re.ASCII)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _CONTAINER = re.compile(r"[a-z0-9$-]+(@[A-Za-z0-9.-]+)?", re.ASCII)
@@ -45,6 +46,8 @@ def parse_location(text: str) -> Location:
     shown = repr(single_line(text, 200))
     if not text or "\0" in text:
         raise ValueError(f"{shown} is neither a folder nor a URI; {_KNOWN}")
+    if _SURROGATE.search(text):
+        raise ValueError(f"{shown} is not UTF-8 text; rename the folder, or use another one")
     if text.startswith((":", "//")) or _BUCKET_HOST.fullmatch(text):
         raise ValueError(f"{shown} has no scheme; {_KNOWN}, which may begin with ./")
     match = _URI.fullmatch(text)

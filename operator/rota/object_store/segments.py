@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 SUFFIX = ".jsonl.gz"
 _MAX_POD_CHARACTERS = 120  # file names have at most 255
-_SEGMENT = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)-[^/]+\.jsonl\.gz", re.ASCII)
+# A file's name that is not UTF-8, which a ledger could not store, has surrogates in Python.
+_SEGMENT = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)-[^/\ud800-\udfff]+\.jsonl\.gz", re.ASCII)
 _OPERATOR_SEGMENT = re.compile(
     r"date=(\d{4}-\d\d-\d\d)/(\d\d)-([^/]+)-([0-9A-Za-z]+)-(\d{8}T\d{6}Z)-(\d{6,12})\.jsonl\.gz", re.ASCII
 )

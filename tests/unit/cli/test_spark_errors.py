@@ -33,3 +33,7 @@ def test_spark_error_of_an_object_says_what_the_server_answered(text: str, reaso
     sentence = describe_user_error(SparkError(text))
     assert sentence
     assert sentence.startswith(f"{OBJECT} cannot be read: {reason}")
+
+
+def test_pipeline_error_of_an_object_that_a_bucket_lacks_is_no_error_of_the_output() -> None:
+    assert describe_user_error(FileNotFoundError("s3://bucket: a cannot be read")) == "s3://bucket: a cannot be read"

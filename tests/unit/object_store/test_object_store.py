@@ -50,6 +50,7 @@ def test_lake_place_is_a_folder_or_a_bucket(text: str, uri: str) -> None:
         ("s3://bucket/a/../b", "no usable prefix"),
         ("s3://bucket/a?versionId=1", "no usable prefix"),
         ("file://host/x", "names no absolute folder"),
+        ("lake\udcff", "is not UTF-8 text; rename the folder"),
     ],
 )
 def test_lake_place_that_cannot_be_used_is_told_in_a_sentence(text: str, mistake: str) -> None:
@@ -338,6 +339,8 @@ def test_journal_segment_name_fits_into_a_file_name() -> None:
         ("date=2026-11-21/08.jsonl.gz", None),
         ("date=2026-11-21/x/08-copy.jsonl.gz", None),
         ("08-copy.jsonl.gz", None),
+        ("date=2026-11-21/08-ü ✓.jsonl.gz", "2026-11-21T08"),
+        ("date=2026-11-21/08-\udcff.jsonl.gz", None),
     ],
 )
 def test_journal_segments_of_other_names_have_an_hour(key: str, hour: str | None) -> None:

@@ -1,5 +1,7 @@
 """Plans of ingest runs: the journal's segments of each run, stored before the run appends its first row."""
 
+from typing import Annotated
+
 import msgspec
 
 from rota.object_store import ObjectStore, StoreError, check_create_only
@@ -21,7 +23,7 @@ class RunPlan(msgspec.Struct, frozen=True):
 
     number: int
     journal: str  # URI of the journal; the segments' keys are relative to its root
-    segments: tuple[PlannedSegment, ...]
+    segments: Annotated[tuple[PlannedSegment, ...], msgspec.Meta(min_length=1)]
 
 
 class RunStore:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +18,8 @@ FOLDER = "_rota/snapshots"
 _KEY_PATTERN = re.compile(rf"{FOLDER}/([1-9]\d{{0,17}})\.json", re.ASCII)
 _ID_BYTES = 8
 
+TableVersion = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # of the Delta log
+
 
 class LakeSnapshot(msgspec.Struct, frozen=True):
     """Versions of all tables that belong together; number 0 is the empty lake before the first snapshot."""
@@ -24,7 +27,7 @@ class LakeSnapshot(msgspec.Struct, frozen=True):
     number: int
     created_at: datetime  # never earlier than the previous snapshot's, even if a writer's clock is slow
     run: int  # the last ingest run that has added its rows to all tables
-    tables: dict[str, int]  # Delta version by name of the table, such as lake/offsets
+    tables: dict[str, TableVersion]  # by name of the table, such as lake/offsets
     id: str = ""  # random: distinguishes two attempts to publish the same number
 
     def version(self, table: str) -> int | None:
