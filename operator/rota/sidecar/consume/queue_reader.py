@@ -109,4 +109,5 @@ class QueueReader:
 
     def start_commit(self) -> None:
         """Start a commit, unless one is in progress; commits of other queues do not wait for it."""
-        self._committer.start_commit()
+        if not self._committer.commit_lock.locked():
+            self._source.start_task(self.commit())
