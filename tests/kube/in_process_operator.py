@@ -48,6 +48,7 @@ class RecordingApi(Api):
     def __init__(self, login: Login, on_write: Callable[[], None]) -> None:
         super().__init__(login)
         self.writes: list[str] = []
+        self.open_writes = 0  # requests without a response
         self.reads: list[str] = []  # paths of objects and collections, without watches
         self.rejected: list[tuple[str, int]] = []  # rejected writes, and the HTTP status
         self.delayed: dict[str, DelayedWrite] = {}  # by method and path
@@ -71,6 +72,13 @@ class RecordingApi(Api):
         if method == "GET":
             self.reads.append(path)
             return await super()._request(method, path, body, **options)
+        self.open_writes += 1
+        try:
+            return await self._write(method, path, body, **options)
+        finally:
+            self.open_writes -= 1
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any] | None, **options: Any) -> bytes:
         self._on_write()
         write = f"{method} {path}"
         if late := self.delayed.get(write):

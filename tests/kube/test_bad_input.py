@@ -419,7 +419,11 @@ async def test_handover_of_a_deleted_group_writes_nothing_more(
             group = world.operator.controller.groups.get((world.namespace, GROUP))
             return group is None or group.body is None
 
+        async def have_writes_ended() -> bool:
+            return not world.operator.api.open_writes  # sent before the operator knew of the deletion
+
         await soon(is_deleted_for_operator)
+        await soon(have_writes_ended)
         writes = [write for write in world.operator.api.writes if GROUP in write]
         events = len(await world.events())
         await assert_unaffected(billing)
