@@ -1,4 +1,8 @@
-"""Leases of all queues of a member, with their timers; `queue_lifecycle` is the state machine of one lease."""
+"""Leases of all queues of a member, with their timers.
+
+A lease is the state of one queue at the member, from its assignment to its release; `queue_lifecycle` is its state
+machine.
+"""
 
 import heapq
 from itertools import count
@@ -45,7 +49,7 @@ class LeaseTable:
         return commands
 
     def next_timer_at(self) -> float | None:
-        """Return when the first timer is due; None if no timer is set. Outdated entries before it are removed."""
+        """Return when the first timer is due; None if no timer is set. Drops outdated entries before it."""
         while self._timers:
             due_at, queue = self._timers[0]
             lease = self.leases.get(queue)

@@ -5,6 +5,10 @@ returned Effects. It first writes `store_generation` and `store_final` to the em
 reports anything else; the commands follow. So a report never names a generation that a restart could forget, and no
 queue is fetched under such a generation. The agent answers every Lock, FindStart, Stop and Unlock once it is done or
 has failed; the answer to Stop also answers Abort.
+
+The *share* is the part of the assignment for this pod: its queues, and the *incarnation* (the pod's count of sidecar
+processes) of the process that owns them. A restarted process does not consume its predecessor's share at once: the
+operator may be granting it to other members. It takes it over if no report was requested for RESUME_SECONDS.
 """
 
 from collections.abc import Mapping
@@ -18,9 +22,8 @@ from rota.reports import Report
 from rota.sidecar.member.lease_table import LeaseTable
 from rota.sidecar.member.queue_lifecycle import Command, LeaseEvent, LeaseState
 
-# Seconds without a request for the report after which a restarted process takes over its predecessor's share. Longer
-# than the operator's longest poll, the age of a report on which it grants queues of an ended process, and a slow
-# kubelet's delay together.
+# Longer than the sum of the operator's longest poll, the age of a report on which it grants queues of an ended process,
+# and the delay of a slow kubelet.
 RESUME_SECONDS = 180.0
 
 
@@ -36,8 +39,6 @@ class Effects:
 
 class Member:
     """The state of one pod's sidecar; `obeyed_generation` and `final` were on the emptyDir when the process started.
-
-    `incarnation` is 0 until the agent has written this process's incarnation to the emptyDir.
 
     `group` (namespace/name) defaults to the group of the first obeyed assignment. `orderly` means that queues are
     consumed under the broker's lock, which never applies to Broadcasting. Other modules may read `leases`.
@@ -56,11 +57,11 @@ class Member:
     ) -> None:
         self.name = name
         self.uid = uid
-        self.incarnation = 0  # see `set_incarnation`
-        self.started = 0.0
+        self.incarnation = 0  # 0 until the agent has written this process's incarnation to the emptyDir
+        self.started = 0.0  # start of this process, in seconds since 1970; set with the incarnation
         # When the operator last requested the report; before its first request, when an assignment was first read.
         self._report_requested_at: float | None = None
-        self._resumed = False  # this process has taken over the share of its predecessor, an earlier process of the pod
+        self._resumed = False  # whether this process has taken over its predecessor's share
         self.group = group
         self.orderly = orderly
         self.obeyed_generation = obeyed_generation
@@ -144,7 +145,10 @@ class Member:
         return self._build_effects(commands, store_generation=self.obeyed_generation)
 
     def _assigned_queues(self) -> Mapping[Queue, None]:
-        """Return the queues assigned to this process, as an ordered set; none while it drains or needs a takeover."""
+        """Return the queues that this process may consume, as an ordered set; none while it drains.
+
+        None either while another process of the pod has them (`needs_takeover`).
+        """
         assignment = self._assignment
         share = self._share
         if self._is_draining or self.needs_takeover or assignment is None or share is None:
@@ -155,8 +159,8 @@ class Member:
         return dict.fromkeys(queues)
 
     def _start_assigned_queues(self, now: float) -> list[Command]:
-        # The former owner of a forced queue may still trust its lock when this member gets one: so an Orderly queue
-        # waits for LOCK_HOLD_SECONDS before its first delivery.
+        # The former owner of a forcibly granted queue may still trust its lock when this member gets one. So an Orderly
+        # queue waits for LOCK_HOLD_SECONDS before its first delivery.
         forced = self._assignment.forced if self._assignment else {}
         commands: list[Command] = []
         for queue in self._assigned_queues():
@@ -171,9 +175,12 @@ class Member:
 
     @property
     def needs_takeover(self) -> bool:
-        """Whether another process of this pod has the share; once it has ended, other members may get the queues."""
+        """Whether the assignment gives the share to another process of this pod, so that this one may not consume it.
+
+        Once the operator knows that the other process has ended, it may grant the queues to other members.
+        """
         named = self._named_incarnation
-        if self._resumed and named < self.incarnation:  # the share of that process is taken over already
+        if self._resumed and named < self.incarnation:  # this process has taken over that process's share already
             return False
         return named not in {0, self.incarnation}
 
@@ -220,7 +227,7 @@ class Member:
         commands: list[Command] = []
         resume_at = self._resume_at()
         if resume_at is not None and resume_at <= now and self._is_assignment_current:
-            self._resumed = True  # no operator is running that could grant the share to other members
+            self._resumed = True  # no operator runs that could grant the share to other members
             commands += self._start_assigned_queues(now)
         commands += self._lease_table.run_due_timers(now)
         return self._build_effects(commands)

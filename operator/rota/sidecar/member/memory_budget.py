@@ -2,17 +2,17 @@
 
 **A message within its queue's share never waits for messages of other queues**, not even if an app hangs on those. The
 budget consists of equal shares, one for each queue, and a common part with the size of one largest message. A message
-is within the share if its queue, with it, holds no more than the share. A queue whose next message was refused reserves
-memory for it: it waits in a line, which is served first come, first served, and then pulls again.
+is within the share if its queue, with it, holds no more than the share. If a pull refuses a message, the queue waits in
+a line (first come, first served) until the memory for that message is reserved, and then pulls again.
 
-- A queue counts with its share, or with the memory that it holds if that is more. All queues together count no more
-  than the budget; that is what keeps the shares free.
-- A queue that holds nothing takes one message beyond its share, if the common part has room for that. If not, it waits
-  for the common part. So large messages that an app never finishes delay other large messages, and nothing else.
+- The budget charges each queue with its share, or with the memory that it holds if that is more. A message beyond its
+  queue's share takes the common part only if all charges together stay within the budget: this keeps the shares free.
+- Only a queue that holds nothing may take a message beyond its share. If the common part has no room for it, the queue
+  waits for the common part. So large messages that an app never finishes delay other large messages, and nothing else.
 - A message that is too large for the common part waits until enough of the budget is free; messages behind it wait too,
   so that it is not overtaken forever. A member that holds nothing takes one message of any size.
-- While shares have just become smaller, because the member has more queues, queues may hold more than the budget leaves
-  to the other queues. Only then do messages within shares have to wait in the line.
+- After the member got more queues, shares are smaller, and queues may still hold more than their new shares. Until they
+  have finished those messages, messages within shares may have to wait in the line, too.
 """
 
 from collections import Counter
@@ -100,7 +100,10 @@ class MemoryBudget:
         return self._held_bytes(queue) + memory_bytes <= self._guaranteed_bytes(queue)
 
     def may_exceed_share(self, queue: QueueMemory, memory_bytes: int) -> bool:
-        """Whether a queue may take a message beyond its share now, without a place in the line."""
+        """Whether a queue may take a message beyond its share now, without a place in the line.
+
+        The caller has checked that the queue holds nothing (`PullAdmission._fits_queue`).
+        """
         if not self.used_bytes:
             return True
         if any(not self.is_within_share(waiting.queue, waiting.memory_bytes) for waiting in self._waiting):
@@ -116,7 +119,7 @@ class MemoryBudget:
         return min(queue.limits.max_bytes, self._share_bytes)
 
     def _fits_common_part(self, queue: QueueMemory, memory_bytes: int) -> bool:
-        """Whether a message beyond its queue's share fits beside the memory that all other queues count with."""
+        """Whether a message beyond its queue's share fits beside the memory that is charged to all other queues."""
         peers = (self._pending.keys() | self._queues()) - {queue}  # also released queues that have pending memory
         claimed_bytes = sum(max(self._held_bytes(peer), self._guaranteed_bytes(peer)) for peer in peers)
         return claimed_bytes + self._held_bytes(queue) + memory_bytes <= self.limit_bytes
@@ -130,10 +133,9 @@ class MemoryBudget:
         return sum(map(self._guaranteed_bytes, peers)) + memory_bytes > self.limit_bytes
 
     def _candidates(self) -> Iterator[tuple[MemoryReservation, _Part]]:
-        """Iterate over the messages of the line that are next for their part of the budget.
+        """Yield each waiting message within its queue's share, and the first one beyond its queue's share.
 
-        Of messages beyond their queue's share, only the first is: until it is granted, the others are left out. The
-        caller may grant a message before it asks for the next one, which then may be another such message.
+        If the caller grants that one before it continues, the next message beyond its queue's share is yielded, too.
         """
         is_awaited_beyond_share = False
         for waiting in list(self._waiting):
@@ -144,7 +146,10 @@ class MemoryBudget:
                 is_awaited_beyond_share = waiting in self._waiting  # False if the caller has granted it
 
     def _promised_bytes(self) -> int:
-        """Return the free memory that pulls leave to the line; the common part is kept free by `may_exceed_share`."""
+        """Return the memory that new pulls must not take, because messages in the line come first.
+
+        A message that waits for the common part is not counted: `may_exceed_share` refuses all others meanwhile.
+        """
         return sum(waiting.memory_bytes for waiting, part in self._candidates() if part is not _Part.COMMON)
 
     def reserve(self, queue: QueueMemory, memory_bytes: int, on_granted: Callable[[], None]) -> MemoryReservation:
@@ -266,7 +271,7 @@ class PullAdmission:
         if reservation is None or not reservation.granted:
             return 0
         reservation.granted = False
-        self._budget.add_pending(self._queue, -reservation.memory_bytes)  # without granting it to the line meanwhile
+        self._budget.add_pending(self._queue, -reservation.memory_bytes)  # `remove_pending` would serve the line now
         return reservation.memory_bytes
 
     def __enter__(self) -> Self:

@@ -1,8 +1,9 @@
 """State machine of one queue at its member: start, consume, drain, release.
 
-A lease begins only when the assignment grants the queue, and each of its commands and answers carries the lease's
-number, so a late answer changes nothing. A queue is released only after its last delivery has ended and its last
-commit was answered. Orderly queues are protected by the broker's lock as well. docs/handover.md explains the rules.
+A lease is the state of one queue at the member, from its assignment to its release. Each of its commands and answers
+carries the lease's number, so that a late answer changes nothing. A queue is released only after its last delivery has
+ended and its last commit was answered. Orderly queues are protected by the broker's lock as well.
+docs/handover.md explains the rules.
 """
 
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from typing import NamedTuple
 
 from rota.model import Queue
 
-LOCK_TRUST_SECONDS = 30.0  # from sending the lock request
-LOCK_RENEWAL_SECONDS = 20.0
-LOCK_RETRY_SECONDS = 5.0
-LOCK_EXPIRY_SECONDS = 60.0  # the broker keeps a lock for this long
+# Ages of a lock, from sending its last request:
+LOCK_RENEWAL_SECONDS = 20.0  # the member renews it
+LOCK_TRUST_SECONDS = 30.0  # the member starts no delivery with it any more
+LOCK_EXPIRY_SECONDS = 60.0  # the broker may give it to another consumer
+LOCK_RETRY_SECONDS = 5.0  # between two requests to renew a lock
 LOCK_HOLD_SECONDS = 60.0  # from a new lock to the first delivery, if another consumer may still trust an older one
-MAX_BACKOFF_SECONDS = 30.0
+MAX_BACKOFF_SECONDS = 30.0  # before a stuck queue is started again
 
 
 class LeaseState(StrEnum):
@@ -38,8 +40,8 @@ class LeaseEvent(StrEnum):
     ASSIGNED = "Assigned"  # by the assignment
     REASSIGNED = "Reassigned"  # assigned while draining, without a direct way back: the drain must end first
     REVOKED = "Revoked"  # the assignment no longer grants the queue to this member, or the member drains
-    CONCURRENT = "Concurrent"  # the group's ordering, which decides the first step of a wanted queue
-    ORDERLY = "Orderly"
+    CONCURRENT = "Concurrent"  # first event of a queue that needs no lock
+    ORDERLY = "Orderly"  # first event of a queue that needs the broker's lock
     LOCKED = "Locked"  # answers Lock
     REFUSED = "Refused"  # answers Lock: the broker refused
     START_FOUND = "StartFound"  # answers FindStart: the start offset is known
@@ -166,9 +168,8 @@ class QueueLease:
         """Whether no lock is needed, or the lock is trusted now and lasts at the broker for `push_timeout` more."""
         if not self.orderly:
             return True
-        return self.locked_at is not None and now - self.locked_at < min(
-            LOCK_TRUST_SECONDS, LOCK_EXPIRY_SECONDS - push_timeout
-        )
+        trusted_seconds = min(LOCK_TRUST_SECONDS, LOCK_EXPIRY_SECONDS - push_timeout)
+        return self.locked_at is not None and now - self.locked_at < trusted_seconds
 
     def next_timer(self) -> tuple[float, LeaseEvent] | None:
         """Return the next timer event and its time; None if no timer is set."""
@@ -188,10 +189,8 @@ class QueueLease:
             yield self.deliver_after, LeaseEvent.HOLD_OVER
         if self.locked_at is not None:
             yield self.locked_at + LOCK_TRUST_SECONDS, LeaseEvent.EXPIRED
-            yield (
-                max(self.locked_at + LOCK_RENEWAL_SECONDS, self.lock_requested_at + LOCK_RETRY_SECONDS),
-                LeaseEvent.RENEW,
-            )
+            renew_at = max(self.locked_at + LOCK_RENEWAL_SECONDS, self.lock_requested_at + LOCK_RETRY_SECONDS)
+            yield renew_at, LeaseEvent.RENEW
 
     def _resolve_event(self, event: LeaseEvent, now: float, sent_at: float) -> LeaseEvent:
         """Return the event that applies in the queue's present state, such as Reassigned instead of Assigned."""
@@ -236,7 +235,8 @@ class QueueLease:
 
     def _schedule_retry(self, event: LeaseEvent, now: float) -> None:
         """Schedule the retry: the pause doubles, but starts over for a reader that ran for MAX_BACKOFF_SECONDS."""
-        if event is LeaseEvent.READER_FAILED and now - self.retry_at > MAX_BACKOFF_SECONDS:  # since the last retry
+        # `retry_at` is the time of the last retry, since which the reader has run.
+        if event is LeaseEvent.READER_FAILED and now - self.retry_at > MAX_BACKOFF_SECONDS:
             self.backoff_seconds = 0.0
         self.backoff_seconds = min(max(1.0, 2 * self.backoff_seconds), MAX_BACKOFF_SECONDS)
         self.retry_at = now + self.backoff_seconds

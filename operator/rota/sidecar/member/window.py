@@ -1,17 +1,19 @@
 """Window of one queue: fetched and unfinished messages, delivered in order, finished in any order, committed in order.
 
 **No unfinished message is skipped.** The committed offset is the lowest unfinished offset or, if every message is
-finished, the next offset to fetch, which lies behind messages that filters and compaction left out. It goes back only
-by `reset`. A start offset that the broker is not known to have is committed even before a message is finished.
-Without it, the next member would look up a later `Latest`, and skip the messages in between.
+finished, the next offset to fetch; this may be higher than the last message's, as filters and compaction leave messages
+out. Only `reset` lowers it. While it is unknown which offset the broker has (`committed_offset` is None), the window's
+offset is committed even if no message was finished: without a stored offset, the next member would look the start up
+again and, with `Latest`, might skip messages.
 
 **A stopped window discards the messages that it has not handed out**; a resumed one fetches them again. The answer to a
-pull for another offset than `next_offset` would leave a hole, so it is ignored, except a `RESET`: it reports that the
-group's offset was set at the broker, and the broker sends it only once.
+pull for an offset other than `next_offset` is ignored, as it would leave a hole. But a `RESET` is not: it reports that
+the group's offset was set at the broker, and the broker sends it only once.
 
 **A reset ends no delivery.** Open deliveries go on at the app: until they end, an Orderly queue starts no other, and
 the window is not idle. But such a delivery finishes no message of the window, and the answer to a commit from before
-the reset is ignored. So a member needs one window per queue, however often the queue's start is looked up again.
+the reset is ignored. Therefore a window is kept, not replaced, when the queue's start is looked up again: it still
+counts the open deliveries.
 """
 
 from collections import deque
@@ -40,9 +42,9 @@ class QueueLimits:
 
     @classmethod
     def for_queue(cls, buffer: Buffer, queue_count: int, max_share_bytes: float = inf) -> Self:
-        """Return the limits of one of a topic's `queue_count` queues; the topic's come first, as in RocketMQ's client.
+        """Return the limits of one of a topic's `queue_count` queues; `max_share_bytes` is its part of the memory.
 
-        `max_share_bytes` is the share of the process's memory for one queue.
+        Limits per topic take precedence over limits per queue, as in RocketMQ's client.
         """
         max_messages = buffer.messages_per_queue
         if buffer.messages_per_topic:
@@ -58,7 +60,7 @@ class Commit(NamedTuple):
     """An offset to commit; the caller passes it to `mark_committed` once the broker has answered."""
 
     offset: int
-    reset_count: int  # number of resets before it
+    reset_count: int  # of the window at that time: if the window has been reset since, the answer is ignored
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +68,8 @@ class OpenDelivery:
     """Messages that were handed out together; open until each of them is finished or returned."""
 
     started_at: float
-    reset_count: int  # number of resets before it
-    unsettled: dict[int, Message]  # by offset, neither finished nor returned; the memory of the others is free
+    reset_count: int  # of the window at that time: if the window has been reset since, no message is finished
+    unsettled: dict[int, Message]  # by offset; messages that are finished or returned are removed, to free their memory
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -87,16 +89,16 @@ class _ReturnedMessage(NamedTuple):
 class QueueWindow:
     """The messages of one queue between fetching and committing; other modules may read the public fields.
 
-    A new window has no start offset: the first `reset` sets it. Later ones leave it, and set the next offset only.
+    A new window has no start offset: the first `reset` sets it, and later resets keep it.
     """
 
     next_offset: int  # the next offset to fetch; without a meaning before the first reset
     orderly: bool = False
-    committed_offset: int | None = None  # the offset that the broker is known to have
+    committed_offset: int | None = None  # the offset that the broker is known to have; None: unknown
     start_offset: int | None = field(default=None, init=False)  # where this member began to read the queue
     max_sent_offset: int | None = field(default=None, init=False)  # the highest offset that was sent to the app
     stopped: bool = field(default=False, init=False)
-    unfinished_bytes: int = field(default=0, init=False)  # sum of the unfinished messages' `variable_bytes`
+    unfinished_bytes: int = field(default=0, init=False)  # of unfinished messages, without MESSAGE_OVERHEAD_BYTES each
     in_flight: int = field(default=0, init=False)  # messages of open deliveries, also of those from before a reset
     open_deliveries: dict[OpenDelivery, None] = field(default_factory=dict, init=False)
     extra_attempts: dict[int, int] = field(default_factory=dict, init=False)  # by offset, beyond the broker's count
@@ -105,8 +107,8 @@ class QueueWindow:
     _undelivered: deque[Message] = field(default_factory=deque, init=False)  # not handed out yet
     _returned: list[_ReturnedMessage] = field(default_factory=list, init=False)  # a heap
     _deliver_after: float = field(default=IMMEDIATELY, init=False)  # an Orderly queue starts no delivery before this
-    _handed_out: deque[int] = field(default_factory=deque, init=False)  # from the first unfinished offset on
-    _finished: set[int] = field(default_factory=set, init=False)  # the finished ones among them
+    _handed_out: deque[int] = field(default_factory=deque, init=False)  # offsets from the first unfinished one on
+    _finished: set[int] = field(default_factory=set, init=False)  # the finished offsets in `_handed_out`
 
     def reset(self, start: int, committed: int | None = None) -> None:
         """Discard everything except open deliveries, and continue at `start`."""
@@ -123,7 +125,7 @@ class QueueWindow:
             collection.clear()
 
     def rewind(self, start: int) -> None:
-        """Continue at an offset that a user or the broker set; the repeated messages do not count as redelivered."""
+        """Continue at an offset that a user or the broker set; `would_repeat` ignores messages sent before."""
         self.reset(start)
         self.max_sent_offset = None
 
@@ -155,9 +157,10 @@ class QueueWindow:
         elif requested_offset != self.next_offset or self.stopped:
             return
         elif pulled.correction and pulled.next_offset >= self.next_offset:
-            self.next_offset = pulled.next_offset  # keep fetched messages: the broker no longer has them
+            # The broker deleted the queue's oldest messages: skip to the first that it has; fetched messages stay.
+            self.next_offset = pulled.next_offset
         elif pulled.correction:
-            # The broker lost the end of the queue: fetch unfinished messages again.
+            # The broker lost the end of the queue: fetch unfinished messages again, or from the new end if it is lower.
             self.rewind(min(pulled.next_offset, self.committable_offset))
         else:
             for message in pulled.messages:
@@ -168,7 +171,7 @@ class QueueWindow:
             self.next_offset = max(self.next_offset, pulled.next_offset)
 
     def start_delivery(self, max_messages: int, now: float) -> OpenDelivery | None:
-        """Start a delivery, if one may start; returned messages go first, each alone, as one may fail a batch."""
+        """Start a delivery, if one may start; returned messages go first, each alone: one might fail a batch."""
         if self.stopped or now < self._deliver_after or (self.orderly and self.open_deliveries):
             return None
         if self._returned and self._returned[0].deliver_after <= now:
@@ -225,8 +228,8 @@ class QueueWindow:
     def return_message(self, delivery: OpenDelivery, message: Message, deliver_after: float = IMMEDIATELY) -> None:
         """Return an unfinished message, for delivery after `deliver_after`; an Orderly queue waits as a whole.
 
-        Of the messages that do not wait, the lowest offset goes first, however often each one was returned: messages
-        finished behind an unfinished one cannot be committed, and would come again at the queue's next owner.
+        Of the messages that do not wait, the lowest offset goes first, however often each one was returned: it keeps
+        all higher offsets from being committed, and the queue's next owner would deliver those messages again.
         """
         if self._close_message(delivery, message):
             if self.orderly:
@@ -251,7 +254,7 @@ class QueueWindow:
         return is_current
 
     def next_commit(self) -> Commit | None:
-        """Return the offset to commit, or None; wait for each answer, so that no commit overtakes another."""
+        """Return the offset to commit; None if the broker has it. Only one may be open: commits can overtake."""
         offset = self.committable_offset
         return None if offset == self.committed_offset else Commit(offset, self._reset_count)
 
@@ -275,7 +278,10 @@ class QueueWindow:
         unfinished = self.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * self.unfinished_count
         if unfinished >= limits.max_bytes:
             return f"{unfinished / MEBIBYTE:.1f} MiB are unfinished; the limit is {limits.max_bytes / MEBIBYTE:.1f} MiB"
-        span = 0 if self.orderly or self.last_offset is None else self.last_offset - self.committable_offset
+        last_offset = self.last_offset
+        if self.orderly or last_offset is None:
+            return None
+        span = last_offset - self.committable_offset
         if span > limits.max_offset_span:
             position = f"offset {self.committable_offset} is unfinished and {span} offsets behind the last fetched one"
             return f"{position}; the limit is {limits.max_offset_span}"
@@ -317,7 +323,7 @@ class QueueWindow:
 
     @property
     def last_offset(self) -> int | None:
-        """The last fetched offset; None if no message is unfinished."""
+        """The offset of the last fetched message; None if no message is unfinished."""
         if self._undelivered:
             return self._undelivered[-1].offset
         return self._handed_out[-1] if self._handed_out else None
