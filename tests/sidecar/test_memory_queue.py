@@ -20,7 +20,7 @@ SMALL = "s" * 1000
 
 @pytest.fixture(autouse=True)
 def _small_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    share = member_host.MESSAGE_MEMORY_SHARE
+    share = member_host.MESSAGE_MEMORY_FRACTION
     monkeypatch.setattr(member_host, "memory_limit_bytes", lambda: BUDGET_BYTES / share)
     monkeypatch.setattr(agent, "MONITOR_INTERVAL_SECONDS", 0.05)
 

@@ -21,7 +21,7 @@ from rota.sidecar.storage.state_store import StateStore
 from rota.spec.resolved import GroupSettings, settings_digest
 from rota.tls import Validity
 
-COMMIT_SECONDS = 5.0  # seconds between two commits of a queue
+COMMIT_SECONDS = 5.0  # between two commits of a queue
 MONITOR_INTERVAL_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class Agent:
         await self._delivery.close()
 
     async def _monitor(self) -> None:
+        """Look for stalls, brokers that do not answer, and other problems, every MONITOR_INTERVAL_SECONDS."""
         while True:
             self.host.look_for_stall()
             now = self.host.now()
@@ -109,7 +110,7 @@ class Agent:
         _log.warning("The sidecar was stalled for %.1f s; it re-reads its assignment", seconds)
         self.member.mark_stalled()
         # The kubelet may have stalled, too, so that the mounted assignment is outdated. Count the stall's end as a
-        # report request: a takeover of the predecessor's share waits for RESUME_SECONDS after the last request.
+        # report request: a restarted process takes over its predecessor's queues RESUME_SECONDS after the last one.
         self.member.note_report_request(self.host.stall_detector.awake_since)
         try:
             self._read_config()
@@ -148,7 +149,7 @@ class Agent:
         if not self.member.incarnation:
             self._config_follower.schedule_retry()
         self.member.orderly = self.host.settings.is_orderly
-        self._effect_runner.freeze_report()
+        self._effect_runner.snapshot_report()
         drain_timeout = settings.drain_timeout if settings else None
         effects = self.member.apply_assignment(files.assignment, self.host.now(), drain_timeout)
         self._log_rejection(effects.rejection)
@@ -266,7 +267,7 @@ class Agent:
         `final` is stored, so that a restarted process of the pod does not consume again either.
         """
         self.pod_drain_started.set()
-        self._effect_runner.freeze_report()
+        self._effect_runner.snapshot_report()
         self._effect_runner.submit_effects(self.member.drain(final=final, now=self.host.now()))
         await self.wait_drained()
 

@@ -37,6 +37,9 @@ class ConfigFollower:
 
     def close(self) -> None:
         """Cancel the pending retry."""
+        self._cancel_retry()
+
+    def _cancel_retry(self) -> None:
         if self._retry_timer:
             self._retry_timer.cancel()
 
@@ -58,7 +61,7 @@ class ConfigFollower:
         return settings
 
     def can_store_state(self) -> bool:
-        """Return whether a new generation could be stored; if not, report the problem and schedule a retry."""
+        """Whether a new generation can be stored; if not, the problem is reported and a retry is scheduled."""
         try:
             self._state_store.check_space()
         except OSError as error:
@@ -70,7 +73,7 @@ class ConfigFollower:
         return True
 
     def start_incarnation(self, member: Member) -> None:
-        """Store the incarnation of this process once, and give it to the member; report a failed write as a problem."""
+        """Store the number of this process in the pod once, and give it to the member; report a failed write."""
         if not member.incarnation:
             try:
                 member.set_incarnation(self._state_store.store_incarnation(), time.time())
@@ -85,5 +88,5 @@ class ConfigFollower:
         """Call back after RETRY_SECONDS; report `reason`, if given, as a problem."""
         if reason:
             self._problems.set_problem(reason, message)
-        self.close()
+        self._cancel_retry()
         self._retry_timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._on_changed)

@@ -1,8 +1,8 @@
-"""Carries out the member's effects, in order: an effect may store state, and then runs commands.
+"""Carries out what the member has decided (`Effects`): state to store, then commands that start and stop queues.
 
-The state that effects must store is on the disk before their commands run and before a report shows them. While the
-disk fails, these effects and all later ones wait, and the published report does not change: a restart would forget
-decisions that are not on the disk.
+State is stored first; only then do the commands run, and only then does a report show the result. While the disk fails,
+these effects and all later ones wait, and the published report does not change: a restart would forget decisions that
+are not on the disk.
 """
 
 import asyncio
@@ -42,22 +42,25 @@ class EffectRunner:
         self._pending: deque[Effects] = deque()
         self._retry_timer: asyncio.TimerHandle | None = None
         self._skips_failed_writes = False  # the pod ends: commands run even if their state cannot be stored
-        self._has_run_unstored = False  # such effects were run: the published report stays as it was before them
-        # Whether the present STATE_WRITE_FAILED was reported here: a successful write here must not clear a problem
-        # that ConfigFollower reported under the same reason.
+        # Whether commands were run although their state could not be stored: then the report is not renewed any more.
+        self._has_run_unstored = False
+        # Whether this class has set the problem STATE_WRITE_FAILED: ConfigFollower may set it, too, and clears its own.
         self._has_reported_problem = False
         self._published_report = get_report()
 
     @property
     def published_report(self) -> Report:
         """The report to publish: the current one or, while effects wait for the disk, the one from before them."""
-        if not (self._pending or self._has_run_unstored):
-            self._published_report = self._get_report()
+        self.snapshot_report()
         return self._published_report
 
-    def freeze_report(self) -> None:
-        """Renew the report that stays published while effects wait; call this before a decision that must be stored."""
-        self._published_report = self.published_report
+    def snapshot_report(self) -> None:
+        """Keep the present report, to publish it until the effects of the next decision are stored.
+
+        Call this before each decision that must be stored. While effects wait for the disk, it changes nothing.
+        """
+        if not (self._pending or self._has_run_unstored):
+            self._published_report = self._get_report()
 
     @property
     def is_waiting(self) -> bool:
@@ -71,7 +74,7 @@ class EffectRunner:
             self._run_pending()
 
     def skip_failed_writes(self) -> None:
-        """Stop waiting for the disk: the member drains now, and effects that could not be stored are never reported."""
+        """From now on run commands even if their state cannot be stored: the pod ends. Reports do not show them."""
         self._skips_failed_writes = True
 
     def _run_pending(self) -> None:
@@ -116,7 +119,7 @@ def _log_effects(effects: Effects) -> None:
     actions = Counter(command.action for command in effects.commands)
     stopping = actions[LeaseAction.STOP]
     if effects.store_generation is not None:
-        starting = actions[LeaseAction.LOCK] + actions[LeaseAction.FIND_START]  # Orderly queues start with Lock
+        starting = actions[LeaseAction.LOCK] + actions[LeaseAction.FIND_START]  # Orderly queues start with LOCK
         text = "A new assignment is in force: %d queues start, %d queues are released"
         _log.info(text, starting, stopping, extra={"generation": effects.store_generation})
     elif effects.store_final:

@@ -1,8 +1,8 @@
 """Host of a member's parts: what its broker session, queue readers and deliveries need of the member.
 
-**After a stall of this process, the assignment is read before anything is delivered or committed**: meanwhile the
-operator may have granted the queues to another member by force. A stall may be over before the agent's periodic look
-for stalls, so each `may_` method looks for one first.
+**After a stall of this process, the assignment is read before anything is delivered or committed**: during the stall
+the operator may have granted the queues to another member by force. Code that runs right after a stall may come before
+the agent's periodic look for stalls, so each `may_` method looks for one first.
 """
 
 import asyncio
@@ -33,7 +33,8 @@ from rota.sidecar.storage.environment import PodIdentity
 from rota.spec.resolved import GroupSettings
 from rota.tls import Validity
 
-MESSAGE_MEMORY_SHARE = 0.25  # of the container's: messages at the app have two more copies; Python needs some
+# Part of the container's memory limit: messages at the app exist in two more copies, and Python needs memory, too.
+MESSAGE_MEMORY_FRACTION = 0.25
 
 CreateDelivery = Callable[[DeliveryHost], DeliverySwitch]
 
@@ -72,7 +73,7 @@ class MemberHost:
         )
         self.metrics = self.status.metrics
         self.delivery_counts = self.status.delivery_counts
-        self.memory_budget = MemoryBudget(memory_limit_bytes() * MESSAGE_MEMORY_SHARE, self.readers.values)
+        self.memory_budget = MemoryBudget(memory_limit_bytes() * MESSAGE_MEMORY_FRACTION, self.readers.values)
         self.delivery_spans = DeliverySpans(
             partial(open_otlp_sender, resource=_resource_attributes(pod)),
             partial(problems.set_problem, Reason.TRACE_EXPORT_FAILED),
@@ -103,12 +104,12 @@ class MemberHost:
         return self.readers.get(queue)
 
     def look_for_stall(self) -> None:
-        """Call `on_stall` if this process was stalled since the last look; the agent looks periodically."""
+        """Call `on_stall` if this process was stalled since the last call; the agent calls this periodically."""
         if stalled_seconds := self.stall_detector.observe(self.now()):
             self._on_stall(stalled_seconds)
 
     def look_if_overdue(self) -> None:
-        """Look for a stall now if the periodic look is overdue: it would come after what the caller is about to do."""
+        """Look for a stall now if the periodic call is overdue: the caller is about to act before it."""
         if self.stall_detector.is_overdue(self.now()):
             self.look_for_stall()
 
@@ -118,7 +119,10 @@ class MemberHost:
         return self.member.may_deliver(queue, self.now(), self.settings.delivery.push.timeout)
 
     def may_send(self, queue: Queue, started_at: float) -> bool:
-        """Whether a delivery that started then may be sent; after a stall since then only if its queue may deliver."""
+        """Whether a delivery that started at `started_at` may be sent.
+
+        It may if the process has not been stalled since; otherwise only if its queue may still deliver.
+        """
         self.look_if_overdue()
         return self.stall_detector.awake_since < started_at or self.may_deliver(queue)
 
@@ -149,7 +153,7 @@ class MemberHost:
             return
         settings = self.settings
         self.metrics.count_messages(messages, outcome, settings.topics)
-        if self.delivery_spans.are_sent:  # otherwise skip a second look-up of the topic
+        if self.delivery_spans.are_sent:  # checked here to spare the look-up of the topic
             topic = topic_label(messages[0], settings.topics)
             self.delivery_spans.record(messages, topic=topic, group=settings.group, outcome=outcome, seconds=seconds)
 

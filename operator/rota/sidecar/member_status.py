@@ -44,11 +44,12 @@ class MemberStatus:
         self._problems = problems
         self._broker_session = broker_session
         self._readers = readers
-        self._fallback_incarnation = secrets.token_hex(8)  # reported while the member's incarnation cannot be stored
+        # Identifies this process in reports while its number in the pod, the incarnation, cannot be stored.
+        self._fallback_incarnation = secrets.token_hex(8)
         self.released_queues = ReleasedQueues()
         self._settings_digest = ""  # digest of the settings in force
-        self._settings_changes = 0
-        self._consumer_changes = 0
+        self._settings_changes = 0  # number of changes of the digest
+        self._consumer_changes = 0  # number of brokers' notices, for the report and its revision
         self._notices = RateLimitedCall(self._count_notice, NOTICE_SECONDS)
         self.metrics = SidecarMetrics(client_validity)
         self.delivery_counts = DeliveryCounts(now())

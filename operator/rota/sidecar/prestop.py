@@ -10,7 +10,7 @@ import sys
 
 SOCKET_NAME = "prestop.sock"
 DEFAULT_FOLDER = "/run/rota"
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 5.0  # timeout for the sidecar's answer
 
 
 def main() -> int:
