@@ -279,7 +279,7 @@ async def test_idle_pull_is_restarted(tmp_path: Path, monkeypatch: pytest.Monkey
                 await asyncio.Event().wait()
             return await super().pull(queue, offset, **more)
 
-    monkeypatch.setattr(pull_status, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(pull_status, "HANGING_PULL_SECONDS", 0.5)
     async with a_member(tmp_path) as member:
         member.connect = Lost
         await member.send("1", queue=0)
@@ -343,7 +343,7 @@ async def test_idle_pull_is_not_restarted_for_time_in_which_the_sidecar_was_stal
         reading = member.sidecar.readers[FIRST]
         await member.send("1", queue=0)
         await member.wait_until_done("1")
-        monkeypatch.setattr(pull_status, "IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(pull_status, "HANGING_PULL_SECONDS", 0.0)
         reading.restart_idle_pull(member.sidecar.host.now() + 1)
         assert await counted(member, 'pulls_total{outcome="idle"}') == 0
         reading.restart_idle_pull(0.0)

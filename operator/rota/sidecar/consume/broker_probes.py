@@ -22,7 +22,7 @@ class BrokerProber:
     def __init__(self, readers: Mapping[Queue, QueueReader], problems: Problems) -> None:
         self._readers = readers
         self._problems = problems
-        self._sessions: dict[str, ConsumerSession] = {}
+        self._sessions: dict[str, ConsumerSession] = {}  # by broker: brokers to probe
 
     def on_released(self, reader: QueueReader) -> None:
         """Start probes of a released queue's broker if it did not answer the last request."""
@@ -37,10 +37,10 @@ class BrokerProber:
         """Return whether each broker that is read from or probed can be reached."""
         reachability = self._problems.broker_reachability(now)
         in_use = {queue.broker for queue in self._readers} | self._sessions.keys()
-        return {broker: reachability[broker] for broker in reachability if broker in in_use}
+        return {broker: is_reachable for broker, is_reachable in reachability.items() if broker in in_use}
 
     async def run(self) -> None:
-        """Probe these brokers every PROBE_SECONDS, for ever."""
+        """Probe the brokers PROBE_SECONDS after the last answers, for ever."""
         while True:
             await asyncio.sleep(PROBE_SECONDS)
             await asyncio.gather(*(self._probe(broker, session) for broker, session in self._sessions.items()))

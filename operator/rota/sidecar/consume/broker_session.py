@@ -53,7 +53,7 @@ class BrokerSession:
 
     def __init__(self, pod: PodIdentity, connect: Connect, host: SessionHost) -> None:
         self.current: ConsumerSession | None = None
-        self.settings: GroupSettings | None = None  # the last accepted ones, kept between leaving and rejoining
+        self.settings: GroupSettings | None = None  # the settings last accepted, kept between leaving and rejoining
         self._pod = pod
         self._connect = connect
         self._host = host
@@ -155,9 +155,9 @@ class BrokerSession:
             delivered_at=self._to_unix_time(reader.delivered_at),
         )
 
-    def _to_unix_time(self, at: float) -> float:
-        """Convert a time of the host's clock to Unix time; 0 means never, and stays 0."""
-        return time.time() - (self._host.now() - at) if at else 0.0
+    def _to_unix_time(self, host_time: float) -> float:
+        """Convert a time of the clock `SessionHost.now` to Unix time; 0 means never, and stays 0."""
+        return time.time() - (self._host.now() - host_time) if host_time else 0.0
 
     def _on_offsets_reset(self, offsets: Mapping[Queue, int]) -> None:
         """Continue at the offsets that a user set for the group."""

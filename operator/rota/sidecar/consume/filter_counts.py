@@ -19,7 +19,7 @@ class _TopicCounts:
 
 
 class FilterCounts:
-    """Counts the messages that were filtered out in each topic since its last match."""
+    """Counts for each topic the messages that were filtered out since the last message that matched."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _TopicCounts] = {}
@@ -42,8 +42,9 @@ class FilterCounts:
             if counts.expression not in {"", subscription.expression}:  # the expression was changed: reset the counts
                 counts = self._topics[subscription.topic] = _TopicCounts(now)
             counts.expression = subscription.expression
-            if subscription.expression not in {"", "*"}:  # these match every message
-                # The first sentence stays until a message matches: it has a count, and each change is a new report.
+            matches_all = subscription.expression in {"", "*"}
+            if not matches_all:
+                # Keep the first sentence until a message matches: with the present count it would change all the time.
                 counts.problem = counts.problem or _describe_problem(subscription, counts, now)
                 problems.append(counts.problem)
         return next(filter(None, problems), "")

@@ -1,11 +1,11 @@
 """Requests of one queue's lease to its broker, sent one after the other: lock, find the start offset, drain, unlock.
 
-The state machine (`queue_lifecycle`) takes a new lease number each time that the queue starts. Then answers to commands
-of the previous lease are not awaited any more: none is given, and requests that have not been sent are dropped, except
-an unlock.
+A lease is the state of one queue at the member, from its assignment to its release. Its state machine
+(`queue_lifecycle`) takes a new lease number each time that the queue starts, and awaits no more answers to commands of
+the previous number: none is given, and their requests that were not sent are dropped, except an unlock.
 
-A command of the current lease is answered even if it fails with an unexpected error. A stop cancels the search for the
-start offset and an unsent lock, which then have no answer.
+A command of the current number is answered even if it fails with an unexpected error. A stop cancels the search for the
+start offset and a lock that was not requested yet; these have no answer.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class LeaseRequests:
         self._session = source.session
         self._window = source.window
         self._committer = committer
-        self._stopped_lease = 0  # number of the lease that drains, or drained last
+        self._stopped_lease = 0  # lease number of the last STOP
         self._request_lock = asyncio.Lock()  # one request of a command at a time; pulls do not take it
         self._find_start_task: asyncio.Task[None] | None = None
 

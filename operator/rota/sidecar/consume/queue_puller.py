@@ -1,6 +1,6 @@
 """The puller of one queue: fetches messages into the queue's window, as far as window and memory budget have room.
 
-The metric labels of pulls must not change, for users' dashboards name them: some have other words than the code.
+The metric labels of pulls must not change, because users' dashboards name them; some use other words than the code.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ MAX_BACKOFF_SECONDS = 5.0
 # While a user has disabled consumption at the broker: no backoff, since the broker is well. The reference client waits
 # as long after any failed pull.
 DISABLED_PAUSE_SECONDS = 3.0
-RESUME_FREE_DIVISOR = 4  # after a message that found no memory, pull once a quarter of the queue's limit is free
+RESUME_FREE_DIVISOR = 4  # after a pull had no memory for a message, wait until a quarter of the queue's limit is free
 
 _FAILURE_LABELS: dict[type[Exception], str] = {
     ConsumptionDisabledError: "switched_off",
@@ -55,7 +55,7 @@ class QueuePuller:
         self._memory = memory
         self._offer = offer
         self._task: asyncio.Task[None] | None = None
-        self._refused_message: RefusedMessage | None = None  # by the last pull
+        self._refused_message: RefusedMessage | None = None  # the message for which the last pull had no memory
 
     def start(self) -> None:
         """Start to pull, for a Fetch command; after an unexpected error, the command is answered with ReaderFailed."""
@@ -76,7 +76,7 @@ class QueuePuller:
         self.status.reset()
 
     def restart(self) -> None:
-        """Pull at the window's new offset, unless stopped: the open pull may wait for long at the old one."""
+        """Pull at the window's new offset, unless stopped: at the old one the broker may hold the pull for long."""
         if self._task:
             self._task.cancel()
             self.status.on_unanswered()

@@ -1,8 +1,8 @@
 """The reader of one queue: finds the start offset, locks, pulls and commits, as the member commands.
 
 A command starts or stops fetching at once; its requests to the broker are sent one after the other (`lease_requests`).
-A failed reader is an event of the state machine (`ReaderFailed`), which restarts it; a failed commit is retried by the
-next one.
+If pulling fails with an unexpected error, the member gets the event ReaderFailed, and restarts the reader. If a commit
+fails, the next commit stores its offset, too.
 """
 
 from functools import partial
@@ -37,7 +37,7 @@ class QueueReader:
         self.window = source.window
         self.is_retry_topic = source.is_retry_topic
         self.limits = QueueLimits()
-        self.delivered_at = 0.0  # the last end of a delivery, in seconds of the host's clock; 0: none yet
+        self.delivered_at = 0.0  # when a delivery last ended, by the clock `ReaderHost.now`; 0: none has yet
         self._host = host
         self._committer = OffsetCommitter(source, on_skipped=self._restart_pull)
         self._requests = LeaseRequests(source, self._committer)
@@ -76,7 +76,7 @@ class QueueReader:
         self._source.on_change()
 
     def wake(self) -> None:
-        """Have the reader look again at what it waits for."""
+        """Have waiting tasks of the reader check their conditions again."""
         self._source.changed.set()
 
     def reset_offset(self, offset: int) -> None:

@@ -29,7 +29,8 @@ class ConsumerSession:
     settings: GroupSettings
     consumer: Consumer
     offset_store: OffsetStore
-    # When the group started to consume a topic, according to the offset store.
+    # When the group started to consume a topic, in seconds since 1970: by the assignment or, in Broadcasting, by the
+    # member's disk. None: unknown.
     consuming_since: Callable[[str], Awaitable[float | None]]
     joined: asyncio.Event = field(default_factory=asyncio.Event)
 

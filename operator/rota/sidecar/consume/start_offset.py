@@ -47,8 +47,8 @@ async def find_start_offset(
 async def _look_up_start(queue: Queue, consumer: Consumer, start_from: StartFrom, consuming_since: float | None) -> int:
     """Find the first offset; with `Latest` that of the first message since the group started to consume the topic.
 
-    A queue may have been created after that start. Its current end would skip messages that it got before it was
-    assigned, so the end is used only if the start is unknown.
+    The queue's present end would be wrong for a queue that was created later: messages that it got before it was
+    assigned would be skipped. So the end is used only if the time of that start is unknown.
     """
     if start_from.position == "Earliest":
         return await consumer.min_offset(queue)
@@ -72,6 +72,6 @@ async def _store_start(queue: Queue, offset_store: OffsetStore, start_offset: in
 
 
 async def commit_offset(offset_store: OffsetStore, queue: Queue, offset: int) -> None:
-    """Commit; TimeoutError after COMMIT_SECONDS, for a release must not wait for ever."""
+    """Commit; TimeoutError after COMMIT_SECONDS, because a release must not wait for ever."""
     async with asyncio.timeout(COMMIT_SECONDS):
         await offset_store.commit(queue, offset)

@@ -1,16 +1,16 @@
 """What a queue's pulls show: an obstacle, a pull that hangs, and a broker that answers none."""
 
 from rota.reports import QueueState
-from rota.sidecar.status.pull_status import IDLE_SECONDS, UNREAD_SECONDS, PullStatus
+from rota.sidecar.status.pull_status import HANGING_PULL_SECONDS, UNREAD_SECONDS, PullStatus
 
 
 def test_pull_hangs_once_it_has_been_open_for_idle_seconds_without_a_stall() -> None:
     status = PullStatus()
     assert status.hanging_seconds(1000.0, 0.0) is None
     status.on_sent(10.0)
-    assert status.hanging_seconds(9.0 + IDLE_SECONDS, 0.0) is None
-    assert status.hanging_seconds(10.0 + IDLE_SECONDS, 0.0) == IDLE_SECONDS
-    assert status.hanging_seconds(10.0 + IDLE_SECONDS, awake_since=11.0) is None
+    assert status.hanging_seconds(9.0 + HANGING_PULL_SECONDS, 0.0) is None
+    assert status.hanging_seconds(10.0 + HANGING_PULL_SECONDS, 0.0) == HANGING_PULL_SECONDS
+    assert status.hanging_seconds(10.0 + HANGING_PULL_SECONDS, awake_since=11.0) is None
     status.on_unanswered()
     assert status.hanging_seconds(1000.0, 0.0) is None
 
