@@ -1,6 +1,7 @@
-"""Availability of the app to pushed messages: it is away while no process listens, or while its path answers 404.
+"""Availability of the app for pushed messages: it is away while no process listens, or while its path answers 404.
 
-Any other outcome of a delivery shows that it is back. While it is away, one delivery at a time is tried, after a pause.
+Any other outcome of a delivery shows that it is back. While it is away, the caller (`push`) tries one delivery at a
+time, after each pause (`is_try_due`).
 """
 
 import asyncio
@@ -10,9 +11,10 @@ from rota.deliveries import DeliveryOutcome
 from rota.model import Reason
 from rota.sidecar.delivery.settlement import DeliveryHost
 
-_AWAY_DIVISOR = 8
-# The shortest and the longest pause between two tries, in seconds. In between, it is an eighth of the time for which
-# the app has been away: an app that restarts in a second is found within 0.1 s, one that stays away is tried rarely.
+# The pause before the next try is the time for which the app has been away, divided by this: an app that restarts in a
+# second is found within 0.1 s, one that stays away is tried rarely.
+_PAUSE_DIVISOR = 8
+# The shortest and the longest pause, in seconds.
 _PAUSES_SECONDS = {
     DeliveryOutcome.REFUSED: (0.05, 1.0),
     DeliveryOutcome.NOT_FOUND: (1.0, 10.0),  # a user must correct the path, and each try is a request to the app
@@ -43,7 +45,7 @@ class AppAvailability:
         """Track the outcome of a delivery, and schedule the next try if the app is away."""
         now = self._host.now()
         self._report_problem(outcome)
-        if self.is_away:
+        if self.is_away:  # the app was away from the last outcome until now
             self._host.metrics.paused.inc(now - self._last_outcome_at)
         self._last_outcome_at = now
         pauses = _PAUSES_SECONDS.get(outcome)
@@ -54,9 +56,9 @@ class AppAvailability:
             self.is_away = True
             self._away_since = now
             self._retry_at = 0.0
-        if now >= self._retry_at:  # deliveries that fail together count once
+        if now >= self._retry_at:  # of deliveries that fail together, only the first starts a pause
             shortest, longest = pauses
-            pause_seconds = min(max(shortest, (now - self._away_since) / _AWAY_DIVISOR), longest)
+            pause_seconds = min(max(shortest, (now - self._away_since) / _PAUSE_DIVISOR), longest)
             self._retry_at = now + pause_seconds
             asyncio.get_running_loop().call_later(pause_seconds, self._on_try_due)
 

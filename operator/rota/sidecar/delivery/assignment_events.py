@@ -1,4 +1,7 @@
-"""Server-sent events about the queues that the pod holds: first all of them, then each change."""
+"""Server-sent events about the queues that the pod holds: first all of them, then each change.
+
+A held queue is one that the member owns; queues that it drains are not held any more.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +29,7 @@ class AssignmentStream:
         self._closed = False
 
     def update_held(self, report: Report) -> frozenset[Queue]:
-        """Publish the held queues of a new report; return the queues that the member no longer holds."""
+        """Stream the held queues of a new report; return the queues that were held before and are not any more."""
         held = frozenset(from_ranges(report.held))
         previous = self._held
         self._held = held

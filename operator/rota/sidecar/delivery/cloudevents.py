@@ -11,9 +11,9 @@ import msgspec
 from rota.brokers.message import Message
 
 BATCH_HEADERS = b"content-type: application/cloudevents-batch+json\r\n"
-MAX_CACHED_CHARACTERS = 256  # characters of a value: producers choose tags, and the cache lives as long as the process
+MAX_CACHED_CHARACTERS = 256  # longer values are not cached: producers choose tags, and the cache is never emptied
 
-_TRACES = ("traceparent", "tracestate")  # properties, and headers, of W3C's trace context
+_TRACES = ("traceparent", "tracestate")  # W3C's trace context: names of message properties, and of the headers
 # Unescaped characters in header values: printable ASCII except space, quote and percent sign.
 _UNESCAPED = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
 _PRINTABLE = f'{_UNESCAPED} "%'  # trace context is not percent-decoded, so these stay unescaped

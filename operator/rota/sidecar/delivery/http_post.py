@@ -15,10 +15,10 @@ from urllib.parse import quote
 from rota.aio import call_after_pending_input
 
 MAX_HEAD_BYTES = 64 * 1024
-WRITE_CHUNK_BYTES = 64 * 1024  # a large body is written in such parts: the transport copies what it cannot send yet
+WRITE_CHUNK_BYTES = 64 * 1024  # part of a body to write at once: the transport copies all bytes it cannot send yet
 _BODILESS_STATUSES = {204, 304}
 _MIN_STATUS = 100
-_MIN_FINAL_STATUS = 200  # lower ones are provisional: the final response follows
+_MIN_FINAL_STATUS = 200  # a lower status is provisional: the final response follows
 _STATUS = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?: .*)?", re.DOTALL)
 _DECIMAL = re.compile(rb"[0-9]{1,18}")
 _HEXADECIMAL = re.compile(rb"[0-9a-f]{1,15}", re.IGNORECASE)
@@ -74,7 +74,7 @@ class HttpPoster:
         connection = self._take_idle() or await self._connect(deadline)
         try:
             status = await connection.send_request(head, body, deadline, may_send)
-        except _StaleConnectionError:  # most likely not read: repeat it, on a connection that cannot be stale
+        except _StaleConnectionError:  # the app has most likely not read the request: repeat it on a new connection
             connection = await self._reconnect(deadline)
             status = await connection.send_request(head, body, deadline, may_send)
         if self._closed:
@@ -92,7 +92,10 @@ class HttpPoster:
         return None
 
     async def _reconnect(self, deadline: float) -> "_Connection":
-        """Connect again, to repeat a request; a failure counts as a bad response: the app may have crashed on it."""
+        """Connect again, to repeat a request. If that fails, raise BadResponseError instead of ConnectFailedError.
+
+        The request was sent before, and the app may have crashed on it.
+        """
         try:
             return await self._connect(deadline)
         except ConnectFailedError:
@@ -132,11 +135,11 @@ class _Connection(asyncio.Protocol):
         self._is_reused = False  # whether an earlier request was sent over it
         self._response: asyncio.Future[int] | None = None  # the status, while a request is open
         self._write_resumed: asyncio.Future[None] | None = None  # pending while the transport's buffer is full
-        self._received = bytearray()  # and not parsed yet
+        self._received = bytearray()  # bytes that are not parsed yet
         self._has_received = False  # whether bytes of the current response have arrived
-        self._status = 0  # of the current response; 0 until its head is complete
+        self._status = 0  # status of the current response; 0 until its head is complete
         self._body_end = _BodyEnd.LENGTH
-        self._bytes_left = 0  # of the body or of the current chunk
+        self._bytes_left = 0  # bytes of the body, or of the current chunk, that have not arrived yet
         self._close_after_response = False  # the response's head asks for this
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -146,8 +149,8 @@ class _Connection(asyncio.Protocol):
     async def send_request(self, head: bytes, body: bytes, deadline: float, may_send: Callable[[], bool]) -> int:
         """Send a request and return the response's status; close the connection on an error or a cancellation.
 
-        The timeout fails the response's future instead of cancelling the caller. So a response that has arrived
-        counts, even if the process stalled past the timeout before it read the response.
+        The timeout fails the response's future instead of cancelling the caller. So a response that arrived in time
+        counts, even if this process stalled and reads it late (`call_after_pending_input`).
         """
         if not may_send():
             self.close()  # an app may serve one connection at a time: an unused one would block it
@@ -173,7 +176,7 @@ class _Connection(asyncio.Protocol):
             self.transport.write(head + body)
             return
         self.transport.write(head)
-        parts = memoryview(body)
+        body_view = memoryview(body)  # slices of it are not copies
         for start in range(0, len(body), WRITE_CHUNK_BYTES):
             if self._write_resumed:
                 awaited: list[asyncio.Future[Any]] = [self._write_resumed, response]
@@ -181,7 +184,7 @@ class _Connection(asyncio.Protocol):
             if response.done():
                 self.close()  # the app may wait for the rest of the body, and read no other request
                 return
-            self.transport.write(parts[start : start + WRITE_CHUNK_BYTES])
+            self.transport.write(body_view[start : start + WRITE_CHUNK_BYTES])
 
     def pause_writing(self) -> None:
         self._write_resumed = asyncio.get_running_loop().create_future()
@@ -248,7 +251,7 @@ class _Connection(asyncio.Protocol):
         self._bytes_left = 0
         self._body_end = _BodyEnd.LENGTH
         if self._status in _BODILESS_STATUSES:
-            return
+            return  # a body of 0 bytes, which is complete at once
         if b"chunked" in fields.get(b"transfer-encoding", b""):  # overrides the length
             self._body_end = _BodyEnd.CHUNKS
         elif b"content-length" in fields:
@@ -287,10 +290,13 @@ class _Connection(asyncio.Protocol):
         return line
 
     def _ends_body(self, line: bytes) -> bool:
-        """Apply a line before, between or after the chunks of a body, and return whether it ends the body."""
+        """Process a line of a chunked body, and return whether it ends the body.
+
+        It is the size of a chunk, the empty end of a chunk's data, or a trailer.
+        """
         if self._body_end is _BodyEnd.TRAILERS:
             return not line
-        if line:  # the size of the next chunk; an empty line only ends the chunk before
+        if line:  # the size of the next chunk
             self._bytes_left = _parse_number(_HEXADECIMAL, line.partition(b";")[0].strip(), 16)
             if not self._bytes_left:
                 self._body_end = _BodyEnd.TRAILERS
@@ -299,11 +305,12 @@ class _Connection(asyncio.Protocol):
     def _complete_response(self) -> None:
         if self._response and not self._response.done():
             self._response.set_result(self._status)
-        if self._close_after_response or self._received:  # bytes after the response belong to no request
+        has_surplus_bytes = bool(self._received)  # the response's own bytes were removed; these belong to no request
+        if self._close_after_response or has_surplus_bytes:
             self.close()
 
     def _on_timeout(self, response: asyncio.Future[int]) -> None:
-        if response is self._response:  # `call_after_pending_input` may call late, during the next request
+        if response is self._response:  # the timer may still call after its `cancel`, during the next request
             self._fail(TimeoutError())
 
     def _fail(self, error: Exception) -> None:

@@ -4,7 +4,7 @@
 |---|---|
 | acknowledges it | is done |
 | rejects it, or exceeds visibilityTimeout | is retried through the retry topic; after its last attempt: a dead letter |
-| disconnects before the response is written | goes back at once, and no attempt is counted |
+| disconnects before the response is written | stays with the member, which hands it out again; no attempt is counted |
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from rota.sidecar.status.control_api import parse_wait
 PORT = 9912
 MAX_MESSAGES = 1000  # messages in a response
 MAX_RESPONSE_BYTES = 8 * MEBIBYTE  # bytes of a response; its last message may exceed this
-WRITE_CHUNK_BYTES = 256 * 1024  # of a response at a time: the transport copies all bytes that it cannot send yet
-BIND_RETRY_SECONDS = 2.0  # seconds before a port that cannot be bound is tried again
-MAX_IDS_BYTES = MEBIBYTE  # of acks or nacks in one request: those of 1,000 messages take 30 KiB
-MAX_IDS_BODIES = 64  # being read at the same time
-# Seconds for an idle connection of the app, which may process a message for long before its ack.
+WRITE_CHUNK_BYTES = 256 * 1024  # part of a response to write at once: the transport copies all it cannot send yet
+BIND_RETRY_SECONDS = 2.0  # until a port that could not be bound is tried again
+MAX_IDS_BYTES = MEBIBYTE  # body of an ack or nack request: 1,000 message ids take 30 KiB
+MAX_IDS_BODIES = 64  # such bodies that are read at the same time
+# Until an idle connection of the app is closed: the app may process a message for long before it sends the ack.
 KEEP_ALIVE_SECONDS = 3600.0
 
 _NUMBER = re.compile(r"[0-9]{1,4}", re.ASCII)
@@ -72,7 +72,7 @@ class AppPoll:
                 await self._has_ended.wait()
             finally:
                 timer.cancel()
-                self._has_ended.set()  # also if it was cancelled: this poll gets no deliveries any more
+                self._has_ended.set()  # also after a cancellation: this poll must get no deliveries any more
 
 
 class PullDelivery:
@@ -113,7 +113,7 @@ class PullDelivery:
             else:
                 self._host.problems.set_problem(Reason.PULL_PORT_UNAVAILABLE, "")
                 break
-        if self._closed:  # while the port was being bound, so `close` had no runner to clean up
+        if self._closed:  # `close` came while the port was being bound, and had no runner to clean up: repeat it
             await self.close()
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class PullDelivery:
     # Handing out.
 
     def offer(self, reader: QueueReader) -> None:
-        """Hand out from a queue: it has messages, or may deliver again."""
+        """Give a queue a turn: it has messages, or may deliver again. The event loop's next turn hands them out."""
         if not reader.window.stopped:
             self._scheduler.offer(reader.queue, reader.window)
             if self._polls and not self._is_serving_scheduled:
@@ -142,10 +142,10 @@ class PullDelivery:
         self._handouts.set_visibility_timeout(self._host.settings.delivery.pull.visibility_timeout)
 
     def on_queues_changed(self) -> None:
-        """Publish the held queues to the app, and stop handing out messages of released ones."""
+        """Stream the queues that the member now owns to the app; hand out no more messages of queues that it lost."""
         for queue in self._assignments.update_held(self._host.status.report()):
             self._scheduler.withdraw(queue)
-        self._settlement.clear_settled_rejection()  # the queue of the rejected message may be among the released ones
+        self._settlement.clear_settled_rejection()  # the message that the broker rejected may be of a released queue
 
     def abort_deliveries(self, reader: QueueReader) -> None:
         """Take a queue's open messages back from the app now."""
@@ -168,8 +168,9 @@ class PullDelivery:
         remaining_messages = max_messages
         size = 0
         while remaining_messages > 0 and size < MAX_RESPONSE_BYTES:
-            count_fitting = partial(self._count_fitting, remaining_messages, MAX_RESPONSE_BYTES - size)
-            batch = self._scheduler.start_next(now, count_fitting)
+            # The scheduler calls this with the queue that it has chosen.
+            max_messages_of = partial(self._count_fitting, remaining_messages, MAX_RESPONSE_BYTES - size)
+            batch = self._scheduler.start_next(now, max_messages_of)
             if batch is None:
                 break
             batch.window.mark_sent(batch.delivery)
@@ -211,17 +212,18 @@ class PullDelivery:
     async def _write_response(self, response: web.StreamResponse, request: web.Request, body: bytes) -> None:
         """Write a response as fast as the app reads it; raise TimeoutError if that takes longer than visibilityTimeout.
 
-        Then the messages have expired, and are being sent back to their brokers. The connection is aborted: otherwise
-        the transport would keep the rest of the response until the app reads it.
+        After that time the messages have expired, and are being sent back to their brokers. The connection is aborted:
+        otherwise the transport would keep the rest of the response until the app reads it.
         """
         response.content_type = "application/json"
         response.content_length = len(body)
-        parts = memoryview(body)
+        body_view = memoryview(body)  # slices of it are not copies
+        time_limit = self._handouts.visibility_timeout or None  # 0 (no settings were applied yet) means no limit
         try:
-            async with asyncio.timeout(self._handouts.visibility_timeout or None):  # 0, before any settings: no limit
+            async with asyncio.timeout(time_limit):
                 await response.prepare(request)
                 for start in range(0, len(body), WRITE_CHUNK_BYTES):
-                    await response.write(parts[start : start + WRITE_CHUNK_BYTES])
+                    await response.write(body_view[start : start + WRITE_CHUNK_BYTES])
                 await response.write_eof()
         except TimeoutError:
             if request.transport:

@@ -1,7 +1,7 @@
 """Tracks messages that the app has pulled: each is open until the app answers or visibilityTimeout is over.
 
-Each hand-out of a message gets a new ID, unique among all sidecars. So an ack or nack that comes too late, or reaches
-another process, names an unknown ID and changes nothing.
+Each time that a message is given to the app (a *hand-out*), it gets a new ID, unique among all sidecars. So an ack or
+nack that comes too late, or reaches another process, names an unknown ID and changes nothing.
 
 No task or timer is created for a single message. Open messages are kept in the order in which they were handed out, so
 overdue messages come first.
@@ -25,7 +25,7 @@ from rota.sidecar.status.sidecar_metrics import topic_label
 
 MAX_CONCURRENT_SEND_BACKS = 32  # messages that end together are sent back to their brokers in groups of this size
 MIN_SWEEP_SECONDS = 0.05  # seconds between two sweeps for overdue messages
-STALL_SECONDS = 0.5  # seconds: a sweep that runs later than this shows a stall of the process
+STALL_SECONDS = 0.5  # a sweep that runs later than this shows that the process stood still
 
 # Outcomes of attempts that are retried, by label. The labels of metrics and spans are these, done, dead, and cut (a
 # message of a queue that this member loses). Users' dashboards name them, so they stay.
@@ -64,7 +64,7 @@ class OpenMessage(NamedTuple):
 
     @classmethod
     def all_of(cls, batch: Batch) -> list[Self]:
-        """Return all open messages of a delivery, with its start for the time of their hand-out."""
+        """Return all open messages of a delivery; the delivery's start counts as the time of their hand-out."""
         return [cls(batch, message, batch.delivery.started_at) for message in batch.delivery.messages]
 
     @property
@@ -82,8 +82,8 @@ class HandoutTracker:
     """Tracks the messages at the app by the ID of their hand-out, and settles them."""
 
     def __init__(self, host: DeliveryHost, settlement: Settlement, offer: Callable[[QueueReader], None]) -> None:
-        """`offer` is called for queues whose messages ended or came back."""
-        self.visibility_timeout = 0.0  # seconds for which a message may be open
+        """`offer` is called for queues whose messages were settled or returned."""
+        self.visibility_timeout = 0.0  # how long a message may be open, in seconds; 0: no settings were applied yet
         self._host = host
         self._settlement = settlement
         self._offer = offer

@@ -31,7 +31,7 @@ from rota.sidecar.delivery.scheduler import Batch, DeliveryScheduler
 from rota.sidecar.delivery.settlement import SEND_BACK_RETRY_SECONDS, DeliveryHost, Settlement, partition
 from rota.sidecar.status.sidecar_metrics import topic_label
 
-# Bytes of a batch, unless one message is larger: many requests are open at once, and each holds its batch twice.
+# Limit for a batch of several messages: many requests are open at once, and each holds its batch in memory twice.
 MAX_BATCH_BYTES = MEBIBYTE
 IN_PLACE_RETRY_SECONDS = 1.0  # seconds before an Orderly queue retries its message
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class PushOutcome(StrEnum):
-    """Result of a request for its messages; users' dashboards name the values, as labels of metrics, so they stay."""
+    """What a request means for its messages. The values are labels of metrics, which users' dashboards name."""
 
     DONE = "done"
     DEAD_LETTER = "dead"
@@ -84,7 +84,8 @@ class BatchPoster:
         generation = self._host.obeyed_generation
         if redelivered := sum(attempt > 1 for _, attempt in attempts):
             self._host.metrics.redelivered.inc(redelivered)
-        # With batches enabled, one message is a batch, too; a larger batch may have started before they were disabled.
+        # With batches enabled, a single message is posted as a batch, too. A batch may have started before the settings
+        # disabled batches.
         if push.max_batch > 1 or len(attempts) > 1:
             headers = cloudevents.BATCH_HEADERS
             body = cloudevents.encode_batch(attempts, generation)
@@ -144,7 +145,7 @@ class PushDelivery:
     # Starting deliveries.
 
     def offer(self, reader: QueueReader) -> None:
-        """Deliver from a queue: it has messages, or may deliver again."""
+        """Give a queue a turn: it has messages, or may deliver again."""
         self._scheduler.offer(reader.queue, reader.window)
         self._schedule_fill()
 

@@ -33,7 +33,7 @@ class DeliveryScheduler:
         self._ready: OrderedDict[Queue, QueueWindow] = OrderedDict()
 
     def offer(self, queue: Queue, window: QueueWindow) -> None:
-        """Give a queue a turn: messages were fetched, came back or ended, or the queue may deliver again."""
+        """Give a queue a turn: messages were fetched, returned or finished, or the queue may deliver again."""
         self._ready[queue] = window  # a queue that was assigned again has another window
 
     def withdraw(self, queue: Queue) -> None:

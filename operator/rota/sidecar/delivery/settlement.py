@@ -20,7 +20,7 @@ from rota.spec.resolved import GroupSettings
 
 SEND_BACK_RETRY_SECONDS = 5.0  # seconds before a message that the broker did not take back is delivered again
 MAX_ID_CHARACTERS = 100  # characters of a message's id in logs and problems
-UNLIMITED_ATTEMPTS = 2**31 - 1  # the broker's maximum: the sidecar decides when a message has no attempt left
+UNLIMITED_ATTEMPTS = 2**31 - 1  # the highest that brokers take: the sidecar decides when a message has no attempt left
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class _RejectedMessage(NamedTuple):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the message is finished or forgotten, or its queue is released."""
+        """Whether the message is finished, or discarded by a reset, or its queue is released."""
         # An extra attempt was counted at the rejection; the window keeps this count while the message is unfinished.
         return self.window.stopped or not self.window.has_extra_attempt(self.offset)
 

@@ -26,9 +26,9 @@ PORT: Final = 9913
 MAX_WAIT_SECONDS = 30.0
 LIMITS = ServerLimits(max_connections=128, max_headers=32, max_header_bytes=2048)
 MAX_WAITING_REPORTS = 32  # further long polls are answered at once
-MAX_WAITING_DRAINS = 32  # further connections may be closed while they wait
-MAX_DRAIN_BYTES = 1024
-MAX_DRAIN_BODIES = 16  # being read at the same time
+MAX_WAITING_DRAINS = 32  # connections of further drain requests may be closed while they wait
+MAX_DRAIN_BYTES = 1024  # body of a drain request
+MAX_DRAIN_BODIES = 16  # bodies that are read at the same time
 
 _NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # may be empty: the parameter is optional
 
@@ -157,9 +157,9 @@ class ControlApi:
         return command.get("uid") if isinstance(command, dict) else None
 
     def _authenticate(self, request: web.Request) -> Sequence[bytes]:
-        """Return the valid keys, none for a member without keys; raise HTTPUnauthorized for an unsigned request.
+        """Return the valid keys; raise HTTPUnauthorized for an unsigned request. A member without keys has none.
 
-        The body is not read for that: commands to a member with a key have none.
+        The signature does not cover a body: signed requests have none.
         """
         if self._keys is None:
             return ()

@@ -28,11 +28,11 @@ DELIVERY_PAGE_QUEUES = 200  # a page, with its topics and messages, stays below 
 TOPICS_IN_PAGE = 10
 MESSAGES_IN_PAGE = 10
 FAILED_ATTEMPTS = 3  # a message with at least this many attempts is listed
-FAILED_SECONDS = 900.0  # for which a message is listed after its last failure
-MAX_FAILED_MESSAGES = 100  # maximum number that is kept
-HANGING_SECONDS = 30.0  # at the app, after which a message is listed
-MAX_SAMPLE_SECONDS = 5.0  # a longer interval between samples was a stall, and is not counted
-DUE_STEP_SECONDS = 10.0
+FAILED_SECONDS = 900.0  # a message is listed for this long after its last failure
+MAX_FAILED_MESSAGES = 100  # only the messages that failed last are kept
+HANGING_SECONDS = 30.0  # a message that is at the app for this long is listed
+MAX_SAMPLE_SECONDS = 5.0  # a longer interval between samples means that the process stood still, and is not counted
+DUE_STEP_SECONDS = 10.0  # times of next attempts are rounded up to a multiple of this
 MAX_TEXT_CHARACTERS = 200  # characters of a topic or id, which a producer may have chosen
 # Delay of the next attempt at the broker, by the number of earlier attempts: RocketMQ's defaults.
 RETRY_DELAYS_SECONDS = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -58,11 +58,12 @@ class DeliveryCounts:
     def __init__(self, now: float) -> None:
         self._started = now
         self._sampled = now
-        self._queues: dict[Queue, DeliveryTotals] = {}  # never shrinks, so pages keep their places
+        self._queues: dict[Queue, DeliveryTotals] = {}  # never shrinks: a page's queues stay in that page
         self._times: dict[str, dict[int, int]] = {}  # number of deliveries by topic and bucket
         self._failed: dict[str, _FailedMessage] = {}  # by message id, the latest failure last
         self._last_failure: tuple[AppResponse, float] | None = None  # the answer and its time
-        self._due: dict[int, int] = {}  # returned messages, by the time of their next attempt in DUE_STEP_SECONDS
+        # Number of messages returned to the broker, by the time of their next attempt in units of DUE_STEP_SECONDS.
+        self._due: dict[int, int] = {}
 
     def count(self, queue: Queue, attempts: Sequence[tuple[Message, int]], answer: AppResponse, now: float) -> None:
         """Count the end of a delivery; `attempts` pairs each message with the number of this attempt."""
@@ -113,10 +114,11 @@ class DeliveryCounts:
         self._due[due] = self._due.get(due, 0) + 1
 
     def sample(self, readers: Mapping[Queue, CountedReader], now: float) -> None:
-        """Add the time since the last sample to each queue that has messages or has had a delivery.
+        """Add the seconds since the last sample to the totals of each queue that has messages or has had a delivery.
 
-        The time itself, the time multiplied by the number of messages at the app and, if any message waits for the app,
-        the time as backlog.
+        - active: the seconds;
+        - in flight: the seconds multiplied by the number of messages at the app;
+        - backlog: the seconds, if a fetched message is not at the app yet.
         """
         seconds = now - self._sampled
         self._sampled = now
@@ -134,7 +136,7 @@ class DeliveryCounts:
                 counts.backlog_seconds += seconds
 
     def page(self, start: int, incarnation: str, readers: Mapping[Queue, CountedReader], now: float) -> DeliveriesPage:
-        """Return the page from queue index `start` on, with its part of the topics; the first also lists failures."""
+        """Return the page from queue index `start` on, with its part of the topics; the first has failures, too."""
         stop = start + DELIVERY_PAGE_QUEUES
         page_number = start // DELIVERY_PAGE_QUEUES
         first_topic = page_number * TOPICS_IN_PAGE

@@ -19,7 +19,7 @@ from rota.model import single_line
 CLOSE_SECONDS = 2.0  # for sending queued spans when the receiver changes or the sidecar ends
 
 # Values of PushOutcome (and labels of Pull): `status` may not import `delivery`, which is built upon it.
-NOT_SENT_OUTCOME = "away"  # of a delivery without a connection to the app
+NOT_SENT_OUTCOME = "away"  # the app could not be connected
 DONE_OUTCOME = "done"
 MAX_ID_CHARACTERS = 100  # characters of a message's id: a producer may choose 32 KB, and spans wait in memory
 
@@ -73,7 +73,7 @@ def trace_parent(message: Message) -> TraceParent | None:
     return _parse_parent(text) if text else None
 
 
-@lru_cache(maxsize=1)  # of a traced message both the metrics' exemplar and the span need it
+@lru_cache(maxsize=1)  # called twice for a traced message: for the exemplar of the metrics, and for the span
 def _parse_parent(text: str) -> TraceParent | None:
     match = _TRACE_PARENT.fullmatch(text)
     if not match:
@@ -133,9 +133,9 @@ class DeliverySpans:
         self._on_problem = on_problem
         self._endpoint = ""
         self._sender: SpanSender | None = None
-        self._sender_number = 0
+        self._sender_number = 0  # identifies the present sender: results of earlier ones are ignored
         self._switches: set[asyncio.Future[None]] = set()
-        self._lock = asyncio.Lock()  # of one switch after the other
+        self._lock = asyncio.Lock()  # one switch at a time
 
     def set_endpoint(self, endpoint: str) -> bool:
         """Set the receiver of the settings in force, "" for none; return whether `switch` must be called."""

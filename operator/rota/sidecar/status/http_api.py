@@ -11,8 +11,8 @@ from rota.sidecar.status.control_api import LIMITS, ControlApi, ControlHost, Rep
 from rota.sidecar.status.waiting_hooks import WaitingHooks
 
 PORT = 9911
-# An app container's preStop hook waits this long for a drain to start. If the pod ends, the sidecar's own hook starts
-# one, within seconds even if many pods of the node end at once. If not, only the app's container is being stopped.
+# An app container's preStop hook waits this long for a drain to start. If the pod ends, the sidecar's own hook starts a
+# drain, within seconds even if many pods of the node end at once. Without a drain, only the app's container is stopped.
 DRAIN_START_TIMEOUT_SECONDS = 10.0
 
 

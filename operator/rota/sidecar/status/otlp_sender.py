@@ -20,7 +20,7 @@ from opentelemetry.trace import (
 from rota.otlp import ReportingExporter, batch_processor, to_nanoseconds
 from rota.sidecar.status.delivery_spans import DeliverySpan
 
-MAX_QUEUE = 2048  # queued spans, about 3 kB each
+MAX_QUEUE = 2048  # spans that wait to be sent, about 3 kB each
 
 
 def processor_to(endpoint: str, on_result: Callable[[str], None]) -> SpanProcessor:

@@ -60,7 +60,10 @@ class Problems:
         self.set_problem(Reason.QUEUE_START_FAILED, text)
 
     def report_unread(self, queues: Collection[Queue]) -> None:
-        """Report queues whose brokers respond, but answer no pulls (`PullStatus.is_unread`); the message names one."""
+        """Report queues whose pulls get no answer (`PullStatus.is_unread`), unless the cause is reported already.
+
+        The message names one of the queues.
+        """
         unexplained = [queue for queue in queues if not self._is_cause_reported(queue)]
         text = ""
         if unexplained:

@@ -1,4 +1,4 @@
-"""Limits how many waiting preStop hooks of app containers keep their connection while other clients need one.
+"""Protects connections of waiting preStop hooks, up to a limit, while the sidecar's HTTP server has no free ones.
 
 App containers' preStop hooks wait at the sidecar for the drain. At its limit of connections, the server closes an idle
 connection if another client needs one. A connection whose request is still being answered is *protected* from that,
@@ -17,19 +17,19 @@ MAX_PROTECTED_HOOKS = 64  # of 128 connections; the remaining ones are for probe
 
 
 class WaitingHooks:
-    """Divides protected connections among the addresses that requests come from.
+    """Divides protected connections among client addresses, so that one client's requests cannot displace the hooks.
 
     If a new request exceeds the limit, the address with most protected requests loses the protection of its newest
     one; if no address has more than the new request's, the new request itself loses it. A request without protection
     goes on waiting, until another client needs its connection.
 
     So each address that has a protected request keeps its oldest one. The kubelet sends the hooks of all containers of
-    a pod from one address, which a sidecar cannot know, because it depends on the cluster's network. At least one hook
-    stays protected, except in two cases:
+    a pod from one address. The sidecar cannot prefer that address, because it depends on the cluster's network. At
+    least one hook stays protected, except in two cases:
 
-    - 64 other addresses have waiting requests before the hooks connect;
-    - an attacker at the kubelet's own address has them before the hooks connect. Later requests from there have no
-      effect, because the newest ones lose their protection first.
+    - as many other addresses as the limit have waiting requests before the hooks connect;
+    - an attacker at the kubelet's own address has filled the limit before the hooks connect. Later requests from there
+      have no effect, because the newest ones lose their protection first.
     """
 
     def __init__(self, limit: int = MAX_PROTECTED_HOOKS) -> None:
@@ -41,16 +41,16 @@ class WaitingHooks:
         """Protect the connection of a waiting request; beyond the limit, one request loses its protection."""
         self._protected.append(request)
         if len(self._protected) > self._limit:
-            excess = self._newest_of_busiest_address(request)
+            excess = self._choose_unprotected(request)
             self._protected.remove(excess)
             release_connection(excess)
         try:
             yield
         finally:
-            with suppress(ValueError):  # it lost its protection
+            with suppress(ValueError):  # the request lost its protection
                 self._protected.remove(request)
 
-    def _newest_of_busiest_address(self, newcomer: web.Request) -> web.Request:
+    def _choose_unprotected(self, newcomer: web.Request) -> web.Request:
         """Return the newest request of the address with most requests; the newcomer if its address has as many."""
         requests = Counter(request.remote for request in self._protected)
         busiest, count = requests.most_common(1)[0]

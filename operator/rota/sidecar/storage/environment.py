@@ -12,16 +12,17 @@ class PodIdentity(NamedTuple):
     name: str
     namespace: str
     uid: str
-    address: str = "127.0.0.1"  # of the pod, for reports, probes and drains
-    node_address: str = ""  # of the pod's node, if it is known
-    app_host: str = "127.0.0.1"  # of the app: pushes go to it, and the pull port listens on it
+    address: str = "127.0.0.1"  # the pod's address, for reports, probes and drains
+    node_address: str = ""  # the address of the pod's node; empty: unknown
+    app_host: str = "127.0.0.1"  # the app's address: pushes go to it, and the pull port listens on it
     config_folder: str = "/etc/rota"
     state_folder: str = "/var/lib/rota"
-    credentials_folder: str = ""
-    ca_folder: str = ""
-    client_folder: str = ""  # folder of the certificate that brokers require
-    key_folder: str = ""  # folder of the key with which the operator signs; empty: requests are unsigned
-    hook_folder: str = ""  # folder of the socket for the preStop hook; empty: no hook
+    # Folders of mounted Secrets and volumes; empty: not mounted.
+    credentials_folder: str = ""  # credentials for the brokers
+    ca_folder: str = ""  # the CA of the brokers' certificates
+    client_folder: str = ""  # the certificate that the sidecar presents to brokers
+    key_folder: str = ""  # the key with which the operator signs; without it, requests are unsigned
+    hook_folder: str = ""  # the socket for the preStop hook; without it, there is no hook
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:

@@ -33,7 +33,7 @@ _IN_ONLYDIR = 0x1000000
 # No IN_CREATE: a new file is still empty, and symlinks are swapped by renames. No IN_DELETE_SELF: inotify always
 # reports that a watch ended with its folder.
 _CHANGES = _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_DELETE | _IN_MOVE_SELF | _IN_ONLYDIR
-_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_EVENT = struct.Struct("iIII")  # watch number, mask, cookie, length of the name that follows
 _OVERFLOW = -1  # watch number of the overflow event: events were lost
 # An event without a name is about the folder itself.
 _WATCHED_NAMES = {b"", *map(os.fsencode, (DATA_LINK, SETTINGS_FILE, PLAIN_KEY, GZIP_KEY))}
@@ -56,7 +56,7 @@ class MountedConfig:
         self._folder = folder
         self._poll_seconds = poll_seconds
         self._backup_poll_seconds = backup_poll_seconds
-        self._logged_reason = ""
+        self._logged_reason = ""  # what was logged for the last read; empty: nothing
 
     def read(self) -> MountedFiles | None:
         """Return both files of one generation; None if the folder is missing or cannot be read now."""

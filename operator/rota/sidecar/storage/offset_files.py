@@ -19,7 +19,7 @@ class _StoredOffsets(msgspec.Struct):
     group: str
     topic: str
     offsets: dict[str, dict[str, NonNegativeInt]]  # by broker and queue id
-    # Seconds since 1970; the name in the file is that of the assignment's field.
+    # Seconds since 1970. Its name in the file is `begun`, as in the assignment.
     consuming_since: Annotated[float, msgspec.Meta(ge=0, le=2**40)] | None = msgspec.field(name="begun", default=None)
 
 
@@ -36,7 +36,8 @@ class OffsetFiles:
         self._group = group
         self._stored: dict[str, dict[Queue, int]] = {}  # by topic
         self._consuming_since: dict[str, float] = {}  # by topic
-        self._uncertain_topics: set[str] = set()  # their last write failed, but may have replaced the file all the same
+        # Topics whose last write failed, but may have replaced the file all the same: the next write is not skipped.
+        self._uncertain_topics: set[str] = set()
 
     def load(self, topic: str) -> dict[Queue, int]:
         """Read a topic's file and return its offsets; without a file, the topic is consumed from now on.

@@ -40,10 +40,10 @@ class _TlsFiles(NamedTuple):
 
 
 class SecretFiles:
-    """The mounted Secrets of one pod; files are read when `connection_config` is called."""
+    """The mounted Secrets of one pod; first read by `connection_config`, then again by `renew_periodically`."""
 
     def __init__(self, pod: PodIdentity) -> None:
-        self._credentials_folder = pod.credentials_folder  # a folder that is "" is not mounted
+        self._credentials_folder = pod.credentials_folder  # a folder is empty if its Secret is not mounted
         self._ca_folder = pod.ca_folder
         self._client_folder = pod.client_folder
         self._credentials: Credentials | None = None
@@ -59,6 +59,7 @@ class SecretFiles:
         uses what was read last.
         """
         self._credentials = _read_credentials(self._credentials_folder) if self._credentials_folder else None
+        # Forget the files of the previous configuration: here, unlike at a renewal, an unreadable file is an error.
         self._tls_files = None
         self._tls = None
         self._client_validity = None
@@ -75,17 +76,18 @@ class SecretFiles:
         return self._client_validity
 
     def _current_tls(self) -> ssl.SSLContext:
-        assert self._tls  # noqa: S101 - set before the configuration was returned
+        assert self._tls  # noqa: S101 - set before `connection_config` returned this method
         return self._tls
 
     def _load_tls(self) -> None:
-        """Create a TLS context from the mounted authority or, without one, the image's; keep it if no file has changed.
+        """Create a TLS context that trusts the mounted CA or, without one, the CAs of the container's image.
 
-        A change needs a new context: an existing one would go on trusting a replaced authority.
+        If no file has changed, the present context is kept. A changed CA needs a new context: an existing one would go
+        on trusting the previous CA.
         """
         authority = None
         if self._ca_folder:
-            with _explain_authority_error(self._ca_folder):  # one file: no renewal can come between two reads
+            with _explain_authority_error(self._ca_folder):  # a single file: `resolve_mounted_folder` is not needed
                 authority = Path(self._ca_folder, "ca.crt").read_text()
         client = None
         if self._client_folder:
@@ -104,7 +106,7 @@ class SecretFiles:
         self._client_validity = certificate_validity(client) if client else None
 
     def _current_credentials(self) -> Credentials:
-        assert self._credentials  # noqa: S101 - read before it was handed out
+        assert self._credentials  # noqa: S101 - read before `connection_config` returned this method
         return self._credentials
 
     async def renew_periodically(self) -> NoReturn:

@@ -1,5 +1,7 @@
 """State that a member keeps over container restarts: its obeyed generation, final drain and incarnation.
 
+The incarnation is a number that each process of the sidecar in the pod increases.
+
 A file is written completely under another name, flushed to the disk and renamed: after a crash at any time it is either
 the previous or the new file. Writing is synchronous and raises OSError; then the caller must not rely on the new state,
 though it may be on the disk already (see `limited_files`), and writes it again.
@@ -25,7 +27,7 @@ class SavedState(NamedTuple):
 
     obeyed_generation: int = 0
     final: bool = False
-    incarnation: int = 0  # of the process that wrote the state; 0: none yet, or a process of an earlier version
+    incarnation: int = 0  # number of the pod's last sidecar process; 0: none yet, or a process of an earlier version
 
 
 class _StoredState(msgspec.Struct):
@@ -61,7 +63,7 @@ class StateStore:
         return state.incarnation
 
     def check_space(self) -> None:
-        """Raise OSError if `store_state` would probably fail: decisions that cannot be stored must not be made."""
+        """Raise OSError if `store_state` would probably fail: the member must not decide what it cannot store."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         check_quota(self._path.parent, _MAX_STATE_BYTES)
         probe_file = self._path.with_name(f"{self._path.name}.tried")
@@ -76,9 +78,8 @@ class StateStore:
         After an OSError the caller must not obey: after a restart the generation would be lost.
         """
         previous = self._saved
-        state = SavedState(
-            max(previous.obeyed_generation, obeyed_generation or 0), previous.final or final, previous.incarnation
-        )
+        generation = max(previous.obeyed_generation, obeyed_generation or 0)
+        state = SavedState(generation, previous.final or final, previous.incarnation)
         if state != previous:
             self._write(state)
 
