@@ -17,6 +17,7 @@ from rota.model import Queue
 LOCK_RENEWAL_SECONDS = 20.0  # the member renews it
 LOCK_TRUST_SECONDS = 30.0  # the member starts no delivery with it any more
 LOCK_EXPIRY_SECONDS = 60.0  # the broker may give it to another consumer
+
 LOCK_RETRY_SECONDS = 5.0  # between two requests to renew a lock
 LOCK_HOLD_SECONDS = 60.0  # from a new lock to the first delivery, if another consumer may still trust an older one
 MAX_BACKOFF_SECONDS = 30.0  # before a stuck queue is started again
