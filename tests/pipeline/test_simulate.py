@@ -154,7 +154,7 @@ def test_simulate_of_recorded_policies_equals_a_direct_replay(simulation: Simula
         metrics = ReplayMetrics(history)
         Replay(history, None, metrics).run()
         row = rows[history.group]
-        assert (row["moves"], row["forced"]) == (metrics.moves, metrics.forced)
+        assert (row["moves"], row["forced"]) == (metrics.moves, metrics.forced_grants)
         assert row["strategy"] == history.changes[0].policy.strategy
 
 

@@ -1,4 +1,7 @@
-"""Tracks which member of a replay consumes each queue, and what the changes cost: pauses and duplicates."""
+"""Tracks which member of a replay consumes each queue, and what the changes cost: pauses and duplicates.
+
+The consumer of a queue may differ from its owner: a member consumes only when it has obeyed the assignment.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +12,8 @@ from rota.pipeline.replay.group_history import QueueMask, index_queues
 from rota.pipeline.replay.simulated_members import SimulatedMember
 from rota.pipeline.replay.traffic import TrafficModel
 
-IN_FLIGHT_SECONDS = 1.0  # a member has started, and not committed, the messages that arrived in this time
+# Messages of this many last seconds are in flight: their member has started, but not committed them.
+IN_FLIGHT_SECONDS = 1.0
 
 
 class ConsumerTracker:

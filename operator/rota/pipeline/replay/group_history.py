@@ -1,6 +1,9 @@
 """History of one group: pods, queues and policy over time, arrivals of each queue, and the first assignment.
 
 Built from journal records or by the synthetic generator; `rota.pipeline.replay.replay` replays it under any policy.
+
+A *fact* is a journal record about a group. An `owners` record has the whole assignment, with the states of all members
+and the policy (`rules`); the other records have changes. A *place* is a topic on a broker.
 """
 
 from bisect import bisect_left
@@ -25,10 +28,10 @@ from rota.records import Fact, HandoverRecord, MembershipRecord, Owner, OwnersRe
 from rota.spec import GroupSpec, PolicySpec, parse_group, parse_policy
 from rota.timestamps import format_time
 
-STEP_SECONDS = 300.0  # seconds; within a step the arrival rate of a queue is constant
-MAX_HISTORY_SECONDS = 366 * 86400.0  # seconds of a history; all of its steps are in memory
+STEP_SECONDS = 300.0  # within a step the arrival rate of a queue is constant
+MAX_HISTORY_SECONDS = 366 * 86400.0  # limited because all steps of a history are in memory
 OWNERS_KNOWN_STEPS = 2  # steps from an `owners` record on in which owners count as known, if no handover follows
-QUEUE_ID_BITS = 32  # of a queue's id
+QUEUE_ID_BITS = 32  # size of a queue's id in the keys of `_offset_arrays`
 CAPACITY_HEADROOM = 1.1  # capacity of a member, as a multiple of the highest measured rate of a member
 
 # The records of which a history is built, by kind; it also needs samples of offsets.
@@ -52,7 +55,7 @@ class MemberPresence(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The pods, queues and policy of a group from a time on."""
+    """The pods, queues and policy of a group from the time `at` until the next change."""
 
     at: float
     members: Mapping[str, MemberPresence]
@@ -66,13 +69,13 @@ class GroupHistory:
 
     group: str
     spec: GroupSpec
-    begins: float
+    begins: float  # in seconds since 1970, as all times here
     ends: float
-    document: Assignment  # in force at the start
+    document: Assignment  # the assignment in force at the start
     changes: tuple[Change, ...]  # the first is the state at the start
     queues: tuple[Queue, ...]  # all queues that ever existed, sorted
     arrivals: Rates  # messages a second, by step and queue
-    lag: Rates  # by queue, at the start
+    lag: Rates  # messages by queue, at the start
     capacity: float  # messages a second that one member can consume
 
     @property
@@ -89,9 +92,9 @@ def index_queues(queues: Sequence[Queue]) -> dict[Queue, int]:
 def sort_facts(facts: Iterable[Fact]) -> list[Fact]:
     """Sort a group's records by time; records with a generation by generation, as two leaders' clocks may differ.
 
-    A record's time is raised to that of the previous generation if the writer's clock was behind. Generations start
-    again when a group is recreated. An `owners` record comes after the other records of its generation, which it sums
-    up.
+    - If the writer's clock was behind, a record gets the time of the record before it in the order of generations.
+    - Generations start again when a group is recreated: each *life* of the group is ordered by itself.
+    - An `owners` record sums up its generation, and comes after the other records of that generation.
     """
     by_time = sorted(facts, key=lambda fact: (fact.at, *_generation_order(fact)))
     documents = list(filter(_generation, by_time))
@@ -113,7 +116,7 @@ def _life_order(numbered: tuple[int, Fact]) -> tuple[int, int, bool]:
 
 
 def _number_lives(documents: Iterable[Fact]) -> Iterator[tuple[int, Fact]]:
-    """Yield each record with a number that grows when the group was recreated."""
+    """Yield each record with the number of its life, which grows when the group is recreated."""
     life = 0
     previous: Fact | None = None
     for document in documents:
@@ -123,12 +126,15 @@ def _number_lives(documents: Iterable[Fact]) -> Iterator[tuple[int, Fact]]:
 
 
 def _generation(fact: Fact) -> int:
-    """Return the generation of a record; 0 if it has none because it is not about an assignment, as `offsets`."""
+    """Return the generation of a record; 0 for a record that is not about an assignment."""
     return getattr(fact, "generation", 0)
 
 
 def _was_recreated(previous: Fact | None, document: Fact) -> bool:
-    """Whether the group was recreated between two records: the generation is 1 again, or lower and much later."""
+    """Whether the group was recreated between two records: the generation fell to 1, or fell after a long time.
+
+    A lower generation soon afterwards is a late record of another leader.
+    """
     if previous is None or _generation(document) >= _generation(previous):
         return False
     return _generation(document) == 1 or (document.at - previous.at).total_seconds() > MAX_CLOCK_SKEW_SECONDS
@@ -139,8 +145,10 @@ def build_history(
 ) -> GroupHistory:
     """Return the history of a group from its records and samples, each in order of time.
 
-    It begins with the first `owners` record, and ends with the last record or sample, unless `ends` is given. Samples
-    before the beginning are used for the rates at the beginning. Raise ValueError if the history cannot be replayed.
+    The history begins with the first `owners` record, and ends with the last record or sample, unless `ends` is given.
+    Samples before the beginning are used for the rates at the beginning.
+
+    Raise ValueError if the history cannot be replayed.
     """
     first_owners = next((fact for fact in facts if isinstance(fact, OwnersRecord)), None)
     if first_owners is None:
@@ -152,7 +160,8 @@ def build_history(
     if ends is None:
         ends = max([facts[-1].at.timestamp(), *samples.seconds[-1:].tolist()])
     changes = tuple(_state_changes(group, first_owners, facts))
-    queues = tuple(sorted(frozenset().union(*map(attrgetter("queues"), changes))))
+    queues_of_changes = (change.queues for change in changes)
+    queues = tuple(sorted(frozenset().union(*queues_of_changes)))
     if not queues:
         raise ValueError(f"Group {group} has no queues")
     if ends - begins > MAX_HISTORY_SECONDS:
@@ -174,7 +183,7 @@ def build_history(
 
 
 def planner_spec(group: str, queues: Sequence[Queue], ordering: str) -> GroupSpec:
-    """Return the group's spec as the planner needs it; the broker's address is a placeholder."""
+    """Return a spec that is enough for the planner; the journal lacks the broker's address, so it is a placeholder."""
     subscribed: set[str] = set()
     for queue in queues:
         if not queue.topic.startswith(RETRY_TOPIC_PREFIX):
@@ -228,7 +237,7 @@ def _state_changes(group: str, first_owners: OwnersRecord, facts: Iterable[Fact]
             case _:
                 continue
         changed = replace(changed, at=fact.at.timestamp())
-        if replace(changed, at=present.at) != present:
+        if replace(changed, at=present.at) != present:  # they differ in more than the time
             yield changed
         present = changed
 
@@ -275,9 +284,9 @@ class _Flows(NamedTuple):
 
 
 def _measure_flows(samples: Samples, places: Places, queues: Sequence[Queue], start: float, end: float) -> _Flows:
-    """Measure the flows of a history. Offsets that go back count as no flow.
+    """Measure the flows of a history: rates are constant between two samples, also across a gap in the records.
 
-    Between two samples, also across a gap in the records, rates are constant.
+    Where offsets go back, the flow is 0.
     """
     steps = max(1, int(np.ceil((end - start) / STEP_SECONDS)))
     edges: Rates = start + STEP_SECONDS * np.arange(steps + 1, dtype=np.float64)
@@ -300,12 +309,12 @@ def _lag_at(at: float, times: Rates, lag: Rates) -> Rates:
 
 
 def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) -> tuple[Rates, Rates]:
-    """Return the last and the committed offsets, by record and queue; NaN: unknown, or nothing is committed."""
+    """Return the last and the committed offsets, by record of samples and queue; NaN: unknown or not committed."""
     keys = samples.place << QUEUE_ID_BITS | samples.queue
     # Records repeat the same queues, so look up each queue once.
     distinct, inverse = np.unique(keys, return_inverse=True)
     index_of_queue = index_queues(queues)
-    indexes = np.full(len(distinct), -1)  # of the distinct keys in `queues`; -1: the group does not consume the queue
+    indexes = np.full(len(distinct), -1)  # by distinct key the index in `queues`; -1: the group does not consume it
     for number, key in enumerate(distinct.tolist()):
         place = places.by_code[key >> QUEUE_ID_BITS]
         queue = Queue(place.topic, place.broker, key % (1 << QUEUE_ID_BITS))
@@ -321,13 +330,13 @@ def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) ->
 
 
 def _cumulative_arrivals(ends: Rates) -> Rates:
-    """Return the cumulative arrivals at each sample. If the topic was recreated, its end offset falls: no arrivals."""
+    """Return the cumulative arrivals at each sample. A fall of the end offset (a recreated topic) is no arrival."""
     arrived: Rates = np.cumsum(np.maximum(np.diff(ends, prepend=ends[0]), 0.0))
     return arrived
 
 
 def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[[Rates], Rates]) -> Rates:
-    """Return the growth of offsets a second between edges; `make_monotonic` makes a queue's offsets monotonic first."""
+    """Return by step and queue how fast offsets grow. `make_monotonic` first makes a queue's offsets monotonic."""
     rates = np.zeros((len(edges) - 1, offsets.shape[1]))
     if len(times) < 2:  # noqa: PLR2004 - a rate needs two samples
         return rates
@@ -342,7 +351,7 @@ def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[
 def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: Rates, begins: float) -> float:
     """Return the highest rate of any member in steps without a handover, times CAPACITY_HEADROOM.
 
-    Only steps just after an `owners` record and before the next handover count, because the owners are known there. The
+    Only steps just after an `owners` record and before the next handover count: there, the owners are known. The
     capacity is infinite if no rate was measured.
     """
     index_of_queue = index_queues(queues)
@@ -350,7 +359,7 @@ def _member_capacity(facts: Sequence[Fact], queues: Sequence[Queue], consumed: R
     moving_steps = {_step_of(fact, begins) for fact in facts if isinstance(fact, HandoverRecord)}
     next_handover = len(consumed)  # the step of the handover that follows a record, or the end
     highest = 0.0
-    for fact in reversed(facts):
+    for fact in reversed(facts):  # backwards, so that the next handover is known
         if isinstance(fact, HandoverRecord):
             next_handover = _step_of(fact, begins)
         if isinstance(fact, OwnersRecord):

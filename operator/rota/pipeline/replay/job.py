@@ -2,7 +2,8 @@
 
     journal ──> a history for each group ──> replays under all policies ──> results, series
 
-Both steps run in Python workers, one group at a time; nothing is collected in the driver.
+A *history* is what a replay needs of one group. Both steps run in Python workers, one group at a time; nothing is
+collected in the driver.
 """
 
 import pickle
@@ -30,7 +31,7 @@ from rota.spec import PolicySpec
 # Partitions are many and small, so that no core waits long for the last one.
 MIN_PARTITIONS_PER_CORE = 8
 GROUPS_PER_PARTITION = 16
-# Queues times changes. A replay of this size takes as long as the replays of about twenty usual groups.
+# Queues times changes, see `history_size`. A replay of this size takes as long as those of about twenty usual groups.
 HEAVY_REPLAY_SIZE = 20_000
 
 _HISTORIES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=TEXT)
@@ -82,9 +83,10 @@ def _build_history_row(rows: GroupRows) -> dict[str, Any]:
 
 
 def _downsample(parts: Iterable[Samples]) -> Samples:
-    """Return the first record of samples, and the last one of every step since 1970.
+    """Keep the first record of samples, and the last one of every step since 1970.
 
-    A replay interpolates offsets at the edges of its steps. One part of the samples fits in memory, all parts may not.
+    That is enough, because a replay interpolates offsets at the edges of its steps. Each part is reduced before the
+    next one is read: one part of the samples fits in memory, all parts may not.
     """
     kept = [part.downsample(_STEP_MICROSECONDS) for part in parts]
     return concatenate(kept).downsample(_STEP_MICROSECONDS) if kept else _NO_SAMPLES

@@ -1,4 +1,4 @@
-"""Replays of a history under several policies, as rows of results."""
+"""Replays a group's history under several policies, and returns the metrics of each as a row of RESULTS."""
 
 from collections.abc import Mapping
 

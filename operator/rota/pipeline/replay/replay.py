@@ -4,10 +4,11 @@
     arrival rates of the traffic model ─────┤
     reports of simulated members ───────────┴─> plan(snapshot, now) ──> document ──> members obey, drain, consume
 
-A *document* is an assignment, as the operator stores it in a ConfigMap. The planner runs after each event and, while a
-handover or a gate is pending, at the time that its last plan requested. At other times it would return the same plan.
-Under a Balanced policy, queue weights are measured at every step and filtered as in the operator: they change only when
-a member's load has clearly changed.
+A replay shows what a policy would have cost on a recorded history. A *document* is an assignment.
+
+The planner runs after each event and, while a handover or a gate is pending, at the time that its last plan requested.
+At other times it would return the same plan. Under a Balanced policy, queue weights are measured at every step and
+filtered as in the operator: they change only when a member's load has clearly changed.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +61,7 @@ class Replay:
         self._queues: frozenset[Queue] = frozenset()
         self._next_plan_at = inf
         self._filtered_weights: Weights = {}
-        self._planned_weights: Weights | None = {}  # the weights of the last snapshot
+        self._planned_weights: Weights | None = {}  # the weights of the last snapshot; None: unknown
         self._plans_since_change = 0
         self._pending_events = 0  # scheduled events in which members obey or finish a drain
 
@@ -85,7 +86,7 @@ class Replay:
         self.clock.run_until(self.history.ends)
 
     def _apply_change(self, change: Change) -> None:
-        """Apply a change of pods, queues or policy, then plan."""
+        """Apply a change of members, queues or policy, then plan."""
         self._current_change = change
         self._plans_since_change = 0
         self.fleet.apply_presences(change.members, self.document)
@@ -131,7 +132,7 @@ class Replay:
             self.clock.schedule(at, partial(self._run_scheduled_plan, at))
 
     def _run_scheduled_plan(self, at: float) -> None:
-        if at == self._next_plan_at:  # otherwise another plan has replaced it
+        if at == self._next_plan_at:  # otherwise a plan has run since, or is scheduled for another time
             self._run_plan()
 
     def _schedule_next_plan(self, new_plan: Plan) -> None:
@@ -146,8 +147,8 @@ class Replay:
             self._schedule_plan(max(new_plan.requeue_after, MIN_REPLAN_SECONDS))
 
     def _on_step(self) -> None:
-        """Measure queue weights, and plan if the filtered weights have changed; unchanged ones are the same object."""
-        if self._measure_weights() is not self._planned_weights:
+        """Measure queue weights, and plan if the filtered weights have changed."""
+        if self._measure_weights() is not self._planned_weights:  # `filter_noise` returns unchanged weights as they are
             self._run_plan()
 
     # Plans.
@@ -164,7 +165,7 @@ class Replay:
         return self._filtered_weights
 
     def _run_plan(self) -> None:
-        self._next_plan_at = inf  # a scheduled plan is dropped
+        self._next_plan_at = inf  # so a plan that is scheduled will not run, see `_run_scheduled_plan`
         self._planned_weights = self._measure_weights()
         new_plan = plan(self.snapshot(), self.now)
         previous = self.document

@@ -1,4 +1,8 @@
-"""Metrics of a replay: moves, pauses, idle time, duplicates, imbalance, lag."""
+"""Metrics of a replay: moves, pauses, idle time, duplicates, imbalance, lag.
+
+A *replay* simulates a policy on a group's recorded history. It reports each plan and each advance of the virtual time;
+`to_row` returns the totals as a row of RESULTS. A *document* is an assignment.
+"""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -17,24 +21,25 @@ from rota.planner.moves import STRATEGY_FAILED_SUFFIX
 from rota.planner.record import holders_of
 from rota.weight_noise import Weights
 
-MIN_OWNED_FRACTION = 0.01  # of the time; a queue with an owner for less counts as having none
+# A queue is neglected if it has an owner for less than this fraction of the time in which it could have one.
+MIN_OWNED_FRACTION = 0.01
 POINT_SECONDS = 2 * STEP_SECONDS  # seconds between two points of a plot
-POLICY_FIELDS = {"queueRooms": "machineRoomNearby.brokers"}  # policy fields by the strategy's option
-
-SHARING_STATES = {"Ready", "Unready"}  # member states in which a member shares the queues
+# In a strategy's error, the name of this option is replaced by the field of the policy that sets it.
+POLICY_FIELDS = {"queueRooms": "machineRoomNearby.brokers"}
+COUNTED_STATES = {"Ready", "Unready"}  # states of counted members, which are given queues
 
 MetricsRow = dict[str, Any]
 
 
 class ReplayMetrics:
-    """Metrics that accumulate while a replay runs; the replay reports each event and each span of time."""
+    """Metrics that accumulate while a replay runs."""
 
     def __init__(self, history: GroupHistory) -> None:
         self.history = history
         self.traffic = TrafficModel(history.arrivals, history.lag, history.begins, history.capacity)
         self.consumer_tracker = ConsumerTracker(history.queues, self.traffic)
         self.moves = 0
-        self.forced = 0
+        self.forced_grants = 0
         self.rebalances = 0
         self.unowned_seconds = 0.0
         self.idle_seconds = 0.0
@@ -43,10 +48,11 @@ class ReplayMetrics:
         self._index_of_queue = index_queues(history.queues)
         self._member_numbers: dict[Holder, int] = {}
         self._member_count = 0
-        self._sharing_count = 0  # members that share the queues by the last plan
+        self._counted_members = 0  # number of counted members, by the last plan
         self._owners = np.full(len(history.queues), -1)  # by queue the number of the member that owns it; -1: none
-        self._ownable_seconds = np.zeros(len(history.queues))  # in which a queue existed and members could own it
-        self._owned_seconds = np.zeros(len(history.queues))  # seconds of `_ownable_seconds` with an owner
+        # By queue: seconds in which it existed and the group had counted members, so that it could have an owner.
+        self._ownable_seconds = np.zeros(len(history.queues))
+        self._owned_seconds = np.zeros(len(history.queues))  # the part of `_ownable_seconds` with an owner
         self._imbalance_sum = 0.0
         self._imbalance_seconds = 0.0
         self._imbalance_max = 0.0
@@ -54,7 +60,7 @@ class ReplayMetrics:
         self._holders: Mapping[Queue, Holder] = holders_of(history.document)
         self._status: Mapping[str, Any] = {}
         self._is_retry = np.array([queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in history.queues])
-        # Indexes of the queues that exist, without retry queues.
+        # Indexes of the queues that exist, without retry queues; none exists before the first `set_queues`.
         self._weighed_indexes = np.flatnonzero(self.consumer_tracker.exists)
         self._measured_rates: Weights | None = None
         self._measured_step = -1  # the step of `_measured_rates`; -1: not measured
@@ -77,7 +83,7 @@ class ReplayMetrics:
         self._imbalance_step = -1
 
     def record_plan(self, plan: Plan, document: Assignment, owned: Mapping[Queue, Holder]) -> None:
-        """Count the changes of a plan; `owned`: the owners by the document in force after it."""
+        """Count the changes of a plan; `document`: the one in force after the plan, `owned`: its owners."""
         last = self._status.get("lastRebalance")
         rebalance = plan.status.get("lastRebalance")
         if rebalance and (not last or last["at"] != rebalance["at"]):
@@ -86,12 +92,13 @@ class ReplayMetrics:
             if problem.reason is Reason.STRATEGY_FAILED and not self.problem:
                 self.problem = _policy_error(problem.message)
         self._status = plan.status
-        self._sharing_count = self._count_sharing(plan, document)
+        self._counted_members = self._count_members(plan, document)
         self._imbalance_step = -1
         if plan.document:
-            # A queue without a previous holder is assigned, not moved.
+            # `_holders` are still the previous ones. A queue without a previous holder is assigned, not moved.
             self.moves += sum(self._holders.get(queue, holder) != holder for queue, holder in owned.items())
-            self.forced += list(document.forced.values()).count(document.generation)
+            # `forced` has the generation of each queue's forced grant.
+            self.forced_grants += list(document.forced.values()).count(document.generation)
         if document is not self._document:
             self._document = document
             self._holders = holders_of(document)
@@ -99,12 +106,13 @@ class ReplayMetrics:
             for queue, holder in owned.items():
                 self._owners[self._index_of_queue[queue]] = self._member_numbers.get(holder, -1)
 
-    def _count_sharing(self, plan: Plan, document: Assignment) -> int:
-        """Count the members that share the queues: Ready or Unready by the plan, with an entry in the document."""
+    def _count_members(self, plan: Plan, document: Assignment) -> int:
+        """Count the counted members of a plan that have an entry in the document and are pods of this replay."""
         count = 0
         for name, share in document.members.items():
-            is_counted = plan.member_states.get(name) in SHARING_STATES
-            count += is_counted and Holder(name, share.uid) in self._member_numbers
+            is_counted = plan.member_states.get(name) in COUNTED_STATES
+            if is_counted and Holder(name, share.uid) in self._member_numbers:
+                count += 1
         return count
 
     # Passing of time.
@@ -115,14 +123,14 @@ class ReplayMetrics:
             point = self.history.begins + POINT_SECONDS * len(self.series)
             if self.traffic.now >= point:
                 self._add_point()
-                continue
+                continue  # the next point may be due, too
             self._advance(min(self.traffic.step_end, until))
 
     def _advance(self, until: float) -> None:
         seconds = until - self.traffic.now
         self.unowned_seconds += seconds * self._status.get("unownedQueues", 0)
         self.idle_seconds += seconds * self._status.get("idleMembers", 0)
-        if self._sharing_count:
+        if self._counted_members:
             self._ownable_seconds += seconds * self.consumer_tracker.exists
             self._owned_seconds += seconds * (self.consumer_tracker.exists & (self._owners >= 0))
         imbalance = self._load_imbalance()
@@ -138,23 +146,23 @@ class ReplayMetrics:
         self.series.append({"at": at, "lag": self.traffic.total_lag, "imbalance": imbalance, "moves": self.moves})
 
     def _load_imbalance(self) -> float | None:
-        """Return the busiest member's load (the arrivals of its queues) over the mean: 1 is even, None unknown."""
+        """Return the load of the busiest member divided by the mean load: 1 means even; None: unknown."""
         step = self.traffic.step_at(self.traffic.now)
-        if step != self._imbalance_step:  # within a step, only a plan changes it, and resets the step
+        if step != self._imbalance_step:  # cached within a step; `record_plan` and `set_queues` invalidate it by -1
             self._imbalance = self._compute_imbalance()
             self._imbalance_step = step
         return self._imbalance
 
     def _compute_imbalance(self) -> float | None:
-        if not self._sharing_count:
+        if not self._counted_members:
             return None
         rates = self.traffic.arrival_rates(self.traffic.now)
         total = float(rates[self._owners >= 0].sum())
         if not total:
             return None
-        # Index 0 collects the queues without an owner (-1).
-        loads = np.bincount(self._owners + 1, weights=rates, minlength=self._member_count + 1)[1:]
-        return float(loads.max()) * self._sharing_count / total
+        # A member's load is the sum of its queues' rates. Index 0 collects the queues without an owner (-1).
+        load_by_owner = np.bincount(self._owners + 1, weights=rates, minlength=self._member_count + 1)
+        return float(load_by_owner[1:].max()) * self._counted_members / total
 
     def measure_rates(self) -> Weights | None:
         """Return each queue's mean rate over the last hour without retry queues; None unless all rates are known."""
@@ -184,10 +192,10 @@ class ReplayMetrics:
         seconds = self.traffic.now - self.history.begins
         return {
             "hours": seconds / 3600,
-            "changes": len(self.history.changes) - 1,
+            "changes": len(self.history.changes) - 1,  # the first one is the state at the start
             "rebalances": self.rebalances,
             "moves": self.moves,
-            "forced": self.forced,
+            "forced": self.forced_grants,
             "pause_seconds": float(sum(pauses)),
             "pause_p99": float(np.percentile(pauses, 99)) if pauses else 0.0,
             "imbalance": self._imbalance_sum / self._imbalance_seconds if self._imbalance_seconds else None,
@@ -201,7 +209,7 @@ class ReplayMetrics:
 
 
 def _policy_error(message: str) -> str:
-    """Return a strategy's error for authors of policies: names of policy fields replace a strategy's own options."""
+    """Return a strategy's error with the names of policy fields, and without the planner's suffix about the owners."""
     for option, field in POLICY_FIELDS.items():
         message = message.replace(f" {option}", f" spec.options.{field}")
     return message.removesuffix(STRATEGY_FAILED_SUFFIX)

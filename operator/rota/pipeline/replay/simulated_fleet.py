@@ -1,4 +1,7 @@
-"""Simulated members of one group: they start, change and end as recorded, obey documents, and drain revoked queues."""
+"""Simulated members of one group: they start, change and end as recorded, obey documents, and drain revoked queues.
+
+A *document* is an assignment that the replayed planner has made.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,7 +21,7 @@ DRAIN_SECONDS = 0.2  # seconds that a member needs to finish the messages that i
 
 
 class SimulatedFleet:
-    """The members that exist now; the replay's metrics follow which queues they consume."""
+    """The members that exist now; reports to the replay's metrics which queues they consume."""
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class SimulatedFleet:
         self._member_numbers = count()
 
     def apply_presences(self, presences: Mapping[str, MemberPresence], document: Assignment) -> None:
-        """Start, change and end members so that exactly these exist, under the document that is in force.
+        """Start, change and end members so that exactly those of `presences` exist, under the document in force.
 
         At the start of the history, the members have already obeyed the document.
         """
@@ -87,8 +90,8 @@ class SimulatedFleet:
             self._metrics.consumer_tracker.stop_consumer(member)
             self._schedule_event(DRAIN_SECONDS, partial(self._finish_drain, member, is_final=True))
         elif previous in AWAY_STATES or previous == "Joining":
-            # A member that was away missed documents and stopped; a Joining one obeyed them without consuming. Both
-            # start to consume only with this document, even if they obeyed it before.
+            # A member that was away has stopped, and has missed documents; a Joining one has obeyed documents without
+            # consuming. Both start to consume with this document, also if they have obeyed it before (`is_repeat`).
             self._schedule_event(OBEY_SECONDS, partial(self._obey_document, member, document, is_repeat=True))
 
     def _end_member(self, member: SimulatedMember) -> None:
@@ -100,7 +103,7 @@ class SimulatedFleet:
         member.set_state("Ended", member.room, self._clock.now)
 
     def follow_document(self, document: Assignment) -> None:
-        """Schedule that members obey a new document, and forget deleted uids that the document does not name."""
+        """Let members obey a new document after a while, and forget deleted uids that the document does not name."""
         followers = [member for member in self.members.values() if member.may_obey]
         self._schedule_event(OBEY_SECONDS, partial(self._obey_all, followers, document))
         self.deleted_uids &= _uids_in(document)  # the planner does not look up other uids
@@ -110,7 +113,7 @@ class SimulatedFleet:
             self._obey_document(member, document)
 
     def _obey_document(self, member: SimulatedMember, document: Assignment, *, is_repeat: bool = False) -> None:
-        """Let a member obey a document, if it can and has obeyed no newer one; `is_repeat`: also the same one again."""
+        """Let a member obey a document, unless it has obeyed it (except if `is_repeat`) or a newer one."""
         is_present = self.members.get(member.name) is member
         has_obeyed = member.generation == document.generation and not is_repeat
         if not is_present or not member.may_obey or has_obeyed or member.generation > document.generation:
@@ -128,7 +131,7 @@ class SimulatedFleet:
             member.finish_drain(is_final=is_final)
 
     def is_only_draining(self, document: Assignment) -> bool:
-        """Whether every holder of a revoked queue is draining; until a drain ends, a plan would change nothing."""
+        """Whether queues are revoked and every holder of one is draining: until a drain ends, no plan is needed."""
         draining = {member.holder for member in self.members.values() if member.is_draining}
         return bool(document.releasing) and document.releases_by_holder.keys() <= draining
 

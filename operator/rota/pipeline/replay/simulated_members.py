@@ -31,11 +31,11 @@ class SimulatedMember:
     state: str  # a MemberState, as recorded
     room: str | None
     created_at: float
-    state_since: float  # when its member state changed last
-    generation: int = 0
-    held: tuple[Queue, ...] = ()
-    draining: tuple[Queue, ...] = ()
-    has_drained: bool = False  # it has sent its final report
+    state_since: float  # time at which its member state changed last
+    generation: int = 0  # the generation that it has obeyed; 0: none
+    held: tuple[Queue, ...] = ()  # queues that it owns by that generation
+    draining: tuple[Queue, ...] = ()  # revoked queues whose messages it still finishes
+    has_drained: bool = False  # whether it has drained all queues, as at its end
     poke: Poke = field(default_factory=Poke)
     poked_at: float = 0.0
     _cached_report: DecodedReport | None = None
@@ -99,6 +99,7 @@ class SimulatedMember:
             uid=self.uid,
             started=self.state != "Joining" or self.generation > 0,
             ready=is_ready,
+            # Out is unready beyond the grace that the policy gives, so it must have been unready for long.
             stable_for=FOREVER_SECONDS if self.state == "Out" else now - self.state_since,
             age=now - self.created_at,
             terminating=self.state == "Leaving",

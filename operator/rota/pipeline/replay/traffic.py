@@ -1,7 +1,8 @@
-"""Fluid traffic model of one group: arrivals, consumption and lag of its queues.
+"""Fluid traffic model of one group: arrivals, consumption and lag of its queues, as continuous rates.
 
-A member consumes the arrivals and lag of its queues, up to its capacity; beyond that, each queue gets the same fraction
-of its demand. The lag of a queue without a consumer grows. The model has no messages, batches or timeouts.
+A replay uses it to estimate the lag that a group would have under another policy. A member consumes the arrivals and
+lag of its queues, up to its capacity; beyond that, each queue gets the same fraction of its demand. The lag of a queue
+without a consumer grows. The model has no messages, batches or timeouts.
 """
 
 import numpy as np
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 from rota.pipeline.replay.group_history import STEP_SECONDS, Rates
 
 Indexes = NDArray[np.intp]
-ROUNDING_STEPS = 1e-6  # a time in seconds since 1970, as a float, is exact to about this fraction of a step
+# Added before a time is rounded down to a step: a float just below the start of a step still belongs to that step.
+ROUNDING_STEPS = 1e-6
 RATE_STEPS = 12  # steps over which a rate is measured: one hour, as in the operator
 
 
 class TrafficModel:
-    """The queues of one group."""
+    """The lag of each queue of one group, advanced from step to step; a step is STEP_SECONDS of constant rates."""
 
     def __init__(self, arrivals: Rates, lag: Rates, begins: float, capacity: float) -> None:
         """Start with the given lag of each queue; `capacity`: messages a second that one member can consume."""
@@ -29,7 +31,8 @@ class TrafficModel:
         self.lag_seconds = 0.0  # integral of the lag over time: messages times seconds
         self._exists = np.ones(arrivals.shape[1])  # 1 for each queue that exists
         self._first_step = np.zeros(arrivals.shape[1], dtype=np.intp)  # the first full step of each queue
-        self._cumulative_arrivals = np.cumsum(np.vstack([np.zeros_like(arrivals[:1]), arrivals]), axis=0)
+        # By step and queue: the sum of the rates of all steps before it.
+        self._rate_sums = np.cumsum(np.vstack([np.zeros_like(arrivals[:1]), arrivals]), axis=0)
 
     def step_at(self, at: float) -> int:
         """Return the number of the step that contains a time; times outside the history get the nearest step."""
@@ -37,9 +40,9 @@ class TrafficModel:
 
     @property
     def step_end(self) -> float:
-        """The end of the present step; infinite once the last step is over, since its rates stay in force then."""
-        edge = self._begins + STEP_SECONDS * (self.step_at(self.now) + 1)
-        return edge if edge > self.now else float("inf")
+        """The end of the present step; infinite after the history's end, where the rates of the last step remain."""
+        end = self._begins + STEP_SECONDS * (self.step_at(self.now) + 1)
+        return end if end > self.now else float("inf")
 
     def arrival_rates(self, at: float) -> Rates:
         """Return the arrivals of each queue at a time, in messages a second."""
@@ -57,8 +60,9 @@ class TrafficModel:
         """Return each queue's mean rate in the last hour, or since it was added; NaN until its first full step ends."""
         until = self.step_at(at)
         since = np.maximum(self._first_step, until - RATE_STEPS)
-        arrived = self._cumulative_arrivals[until] - self._cumulative_arrivals[since, np.arange(len(since))]
-        rates: Rates = np.divide(arrived, until - since, out=np.full(len(since), np.nan), where=until > since)
+        # `since` differs between queues, so each queue has a row of its own in the second term.
+        summed_rates = self._rate_sums[until] - self._rate_sums[since, np.arange(len(since))]
+        rates: Rates = np.divide(summed_rates, until - since, out=np.full(len(since), np.nan), where=until > since)
         return rates
 
     def advance_to(self, until: float, consumers: Indexes, member_count: int) -> None:

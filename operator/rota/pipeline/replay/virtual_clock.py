@@ -1,4 +1,4 @@
-"""Virtual time of a replay, and the callbacks that are scheduled in it."""
+"""Virtual time of a replay: a clock that jumps from one scheduled callback to the next."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -12,6 +12,7 @@ class VirtualClock:
         self.begins = begins
         self.now = begins
         self._on_advance = on_advance  # called with the new time before `now` changes
+        # A heap of time, number and callback; the number keeps callbacks of the same time in order.
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_numbers = count()
 
