@@ -3,7 +3,8 @@
     first half ───> costs ──choose_policy──> the advised policy ─┐
     second half ──> costs of the recorded and every policy ──────┴──> regret, wrong changes
 
-Regret is what the advised policies cost more than the best ones in hindsight. A change is wrong if the advised policy
+*Advice* is the recommended policy of each group. *Regret* is what the advised policies cost more than the best ones in
+hindsight. A change is *wrong* if the advised policy
 costs more in the second half than the recorded one, or cannot be used there.
 """
 
@@ -32,15 +33,15 @@ from rota.spec import PolicySpec
 ADVISED = "as advised"  # each group with the policy that its first half recommends; the blank prevents a name clash
 BEST_IN_HINDSIGHT = "best in hindsight"  # each group with the policy that costs least in its second half
 
-BacktestRow = dict[str, Any]  # of the table `schemas.BACKTEST`, without its column `cut`: the end of the first half
+BacktestRow = dict[str, Any]  # a row of `schemas.BACKTEST`, without the column `cut`: the end of the first half
 
 
 def judge_advice(
     first_half: Sequence[PolicyRow], second_half: Sequence[PolicyRow], weights: CostWeights, min_gain: float
 ) -> BacktestRow:
-    """Return a group's row from the results of its halves.
+    """Return a group's row; the arguments are rows of RESULTS of its halves, one for each policy.
 
-    Without a cost of the recorded policy in both halves the row has a problem, and no costs.
+    Unless the recorded policy has a cost in both halves, the row has a problem, and no costs.
     """
     advice = choose_policy(_cost(first_half, weights), min_gain)
     ranked = _cost(second_half, weights)
@@ -53,7 +54,7 @@ def judge_advice(
     if advice["cost_now"] is None or recorded is None:
         problem = _recorded_problem(first_half) or _recorded_problem(second_half)
         return row | {"problem": problem or "The cost of the recorded policy is unknown"}
-    use = advice["use"]
+    use = advice["use"]  # the policy to use, which may be the recorded one
     cheapest = find_row(ranked, "rank", 1)
     assert cheapest is not None  # noqa: S101 - the recorded policy has a rank at least
     best = cheapest["policy"]
@@ -107,22 +108,25 @@ def _replay_half(half: GroupHistory, policies: Mapping[str, PolicySpec | None]) 
 
 
 class BacktestSummary(Struct, frozen=True, kw_only=True):
-    """Sums of a backtest over groups; costs are points a day. A group that cannot use a policy counts with its own."""
+    """Sums of a backtest over groups; costs are points a day.
 
-    groups: int = 0  # that were tested
-    untested: int = 0
+    In the cost of a policy, a group that cannot use it counts with the cost of its recorded policy.
+    """
+
+    groups: int = 0  # tested groups
+    untested: int = 0  # groups with a problem, such as a short history
     longest: float = 0.0  # hours of the longest second half
     changes: int = 0  # groups that were advised to change
-    wrong: int = 0  # changes that cost more than none, or to a policy that could not be used
-    unusable: int = 0  # changes to a policy that could not be used
+    wrong: int = 0  # changes that cost more than no change, or to a policy that could not be used
+    unusable: int = 0  # the wrong changes to a policy that could not be used
     loss: float = 0.0  # points that wrong changes cost more than no change
     saved: float = 0.0  # points that the other changes saved
-    recorded: float = 0.0
-    advised: float = 0.0
-    best: float = 0.0
-    costs: dict[str, float] = {}  # by policy, if all groups used it
-    usable: dict[str, int] = {}  # groups that can use each policy
-    sources: dict[str, int] = {}  # groups by HistorySource
+    recorded: float = 0.0  # cost of the recorded policies
+    advised: float = 0.0  # cost of the advised policies
+    best: float = 0.0  # cost of the best policy of each group in hindsight
+    costs: dict[str, float] = {}  # by policy: the cost if all groups used it
+    usable: dict[str, int] = {}  # by policy: the number of groups that can use it
+    sources: dict[str, int] = {}  # by HistorySource: the number of groups
 
     @property
     def best_single(self) -> str | None:
@@ -191,7 +195,7 @@ class BacktestLine(NamedTuple):
     name: str  # a policy's, RECORDED_POLICY, ADVISED or BEST_IN_HINDSIGHT
     cost: float
     regret: float  # what it costs more than the best policy of each group in hindsight
-    regret_of_single: float | None  # what it costs more than the best single policy; negative: less
+    beyond_best_single: float | None  # cost minus that of the best single policy; None: there is no such policy
     unusable: int  # groups that cannot use it
 
 
@@ -206,6 +210,6 @@ def backtest_lines(summary: BacktestSummary) -> list[BacktestLine]:
     lines: list[BacktestLine] = []
     for name, cost in sorted(costs.items(), key=lambda item: round(item[1], COST_DECIMALS)):
         unusable = summary.groups - summary.usable[name] if name in summary.usable else 0
-        of_single = None if best_single_cost is None else cost - best_single_cost
-        lines.append(BacktestLine(name, cost, cost - summary.best, of_single, unusable))
+        beyond_best_single = None if best_single_cost is None else cost - best_single_cost
+        lines.append(BacktestLine(name, cost, cost - summary.best, beyond_best_single, unusable))
     return lines

@@ -1,4 +1,4 @@
-"""Spark job that tests advice on histories.
+"""Spark job that tests advice (recommended policies) on the histories of all groups; `backtest` judges each group.
 
     histories ──cut──> halves ──x policies──> a replay for each pair ──by group──> BACKTEST ──> a summary
 
@@ -25,10 +25,10 @@ from rota.pipeline.replay.group_history import GroupHistory
 from rota.pipeline.replay.job import TriedPolicies, divide_replays, history_size, persist_on_disk, replay_row
 from rota.spec import PolicySpec
 
-_HALF_FIELDS = {"is_second": BooleanType(), "cut": TIME}  # the second half starts at the cut
+_HALF_FIELDS = {"is_second": BooleanType(), "cut": TIME}  # `cut`: the time at which the second half starts
 _HALVES = table_schema(group=TEXT, size=COUNT, history=BinaryType(), problem=TEXT, **_HALF_FIELDS)
 _HALF_RESULTS = StructType([*RESULTS.fields, *table_schema(**_HALF_FIELDS).fields])
-_SUMMARY = table_schema(summary=TEXT)  # JSON
+_SUMMARY = table_schema(summary=TEXT)  # a BacktestSummary as JSON
 
 
 def backtest_histories(
@@ -59,11 +59,12 @@ def summarize_backtest(backtest: DataFrame, policies: Sequence[str]) -> Backtest
 
 
 def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows of a batch; pyarrow returns the map `costs` as pairs."""
     return [row | {"costs": dict(row["costs"] or ())} for row in batch.to_pylist()]
 
 
 def _cut_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Cut each history; a history with a problem, or that is too short, has one row with its problem."""
+    """Cut each history into two rows; a group without one, or with one that is too short, has one row: the problem."""
     schema = arrow_schema(_HALVES)
     for batch in batches:
         for row in batch.to_pylist():

@@ -12,9 +12,9 @@ from msgspec import Meta, Struct
 from rota.kubectl_yaml import KubectlLoader
 from rota.model import single_line
 
-# Fraction of the cost. A smaller gain is within the model's error, so no change is recommended.
+# Fraction of the cost that a change must save. A smaller gain is within the model's error.
 MIN_GAIN_FRACTION = 0.05
-LAG_UNIT_MESSAGES = 1000  # messages; a group with less lag keeps up
+LAG_UNIT_MESSAGES = 1000  # a group with less lag keeps up
 
 MAX_WEIGHT = 1e12  # a higher weight is taken for a mistyped one
 
@@ -101,7 +101,7 @@ def parse_weights(text: str, source_name: str = "--weights") -> CostWeights:
         raise ValueError(f"{source_name} contains no weights; write lines such as moves: 1")  # noqa: TRY004 - a user's mistake
     for name, value in entries.items():
         _check_weight(name, value, source_name)
-    if repeated := next((name for name in names if names.count(name) > 1), None):  # PyYAML keeps the last one
+    if repeated := next((name for name in names if names.count(name) > 1), None):  # `entries` has only the last value
         raise ValueError(f"{source_name} names {repeated} twice; give each weight once")
     weights = msgspec.convert(entries, CostWeights)
     if not any(msgspec.structs.astuple(weights)):

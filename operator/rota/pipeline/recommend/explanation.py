@@ -7,8 +7,8 @@ from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.pipeline.recommend.cost_weights import MEASURES
 
 MAX_NAMED_SAVINGS = 3  # savings named in a sentence
-MIN_DRAWBACK_FRACTION = 0.1  # of the saved cost; a larger drawback is named, too
-MAX_PROBLEM_CHARACTERS = 300  # shown of a problem
+MIN_DRAWBACK_FRACTION = 0.1  # fraction of the saved cost; a larger drawback is named, too
+MAX_PROBLEM_CHARACTERS = 300  # a longer problem is cut
 
 CostRow = Mapping[str, Any]  # measures, costs and rank of one policy
 
@@ -40,17 +40,18 @@ def _explain_unknown_cost(current: CostRow | None, cheapest: CostRow | None) -> 
 
 
 class _Difference(NamedTuple):
-    """The cost that a change saves by one measure, in points, and the measure's values as text."""
+    """How a change of the policy changes one measure."""
 
-    saved: float  # negative: the change costs more
-    text: str
-    is_visible: bool  # the values differ in the digits that are written
+    saved: float  # points that the change saves; negative: it costs more
+    text: str  # both values of the measure
+    is_visible: bool  # whether the values differ in the digits that are written
 
 
 def _describe_differences(current: CostRow, cheapest: CostRow) -> str:
     """Return the largest savings, and the largest drawback if it is considerable, as one sentence."""
     differences = sorted(_compare_measures(current, cheapest), key=lambda difference: -difference.saved)
     savings = [difference for difference in differences if difference.saved > 0]
+    # Leave out "0.5 instead of 0.5", unless all savings look so.
     named = [saving.text for saving in savings if saving.is_visible] or [saving.text for saving in savings]
     max_unnamed_drawback = MIN_DRAWBACK_FRACTION * (current["cost"] - cheapest["cost"])
     largest_drawback = differences[-1]

@@ -19,7 +19,7 @@ from rota.pipeline.recommend.explanation import explain_recommendation
 COST_DECIMALS = 9  # decimal places in comparisons of sums
 COST_COLUMNS = [f"cost_{name}" for name in MEASURES]
 
-_COUNTED = {  # measures per day, with the column of RESULTS that they come from
+_COUNTED = {  # measures that are counted per day, and the column of RESULTS from which each comes
     "moves": "moves",
     "pause": "pause_seconds",
     "duplicates": "duplicates",
@@ -27,7 +27,7 @@ _COUNTED = {  # measures per day, with the column of RESULTS that they come from
     "unowned": "unowned_queue_seconds",
 }
 
-PolicyRow = Mapping[str, Any]
+PolicyRow = Mapping[str, Any]  # a row about one group and one policy
 
 
 def compute_measures(result: PolicyRow) -> dict[str, Any]:
@@ -60,12 +60,12 @@ def _count_doublings(lag: float | None) -> float | None:
 
 
 def _finite_or_none(value: float | None) -> float | None:
-    """Return a measure, 0 if it is negative, None if it is NaN or infinite."""
+    """Return a measure; None if it is NaN or infinite, 0 if it is negative."""
     return max(float(value), 0.0) if value is not None and isfinite(value) else None
 
 
 def cost_policies(measured: Iterable[PolicyRow], weights: CostWeights) -> list[dict[str, Any]]:
-    """Return a group's rows of measures with `cost`, its parts and `rank`; a policy with a problem has none of them."""
+    """Add `cost`, its parts and `rank` to a group's rows of measures; for a policy with a problem they are None."""
     rows = list(map(dict, measured))
     usable = [row for row in rows if row["problem"] is None]
     known = {name for name in MEASURES if all(row[name] is not None for row in usable)}
@@ -94,8 +94,8 @@ def find_row(rows: Iterable[PolicyRow], column: str, value: object) -> PolicyRow
 def choose_policy(costs: Sequence[PolicyRow], min_gain: float) -> dict[str, Any]:
     """Return a group's row of CHOSEN from its rows of costs; a change needs a gain of at least `min_gain`.
 
-    The gain is unknown without a current cost, and 0 without a change. The explanation also gets what the cheapest
-    policy would save if that is too little for a change.
+    The column `gain` is None if the cost of the current policy is unknown, and 0 without a change. The explanation gets
+    the gain of the cheapest policy even if it is too small for a change.
     """
     current = find_row(costs, "policy", RECORDED_POLICY)
     cheapest = find_row(costs, "rank", 1)
@@ -113,6 +113,6 @@ def choose_policy(costs: Sequence[PolicyRow], min_gain: float) -> dict[str, Any]
         "best": best,
         "cost_now": cost_now,
         "cost_then": cheapest["cost"] if change and cheapest else cost_now,
-        "gain": gain if change else None if gain is None else 0.0,
+        "gain": 0.0 if gain is not None and not change else gain,
         "evidence": explain_recommendation(current, cheapest, gain, min_gain, change=change),
     }

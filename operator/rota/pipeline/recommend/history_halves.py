@@ -1,6 +1,6 @@
 """Cuts a history into two halves, so that advice from the first half can be tested on the second.
 
-    first half:   begins ──────> cut      replayed under the recorded policies, this gives owners and lag at the cut
+    first half:   begins ──────> cut      its replay under the recorded policies gives owners and lag at the cut
     second half:                 cut ──────> ends
 
 Each half is a history of its own: the second one starts with the members, queues, owners and lag with which the first
@@ -19,7 +19,7 @@ from rota.pipeline.replay.group_history import STEP_SECONDS, GroupHistory
 from rota.pipeline.replay.replay import Replay
 from rota.pipeline.replay.replay_metrics import ReplayMetrics
 
-MIN_HALF_STEPS = 12  # one hour, since advice from a shorter half, or tested on one, says nothing
+MIN_HALF_STEPS = 12  # one hour: a shorter half says nothing about a policy
 
 
 class HistoryHalves(NamedTuple):
@@ -36,7 +36,7 @@ def cut_history(history: GroupHistory) -> HistoryHalves:
         hours = (history.ends - history.begins) / 3600
         raise ValueError(f"Group {history.group} has {hours:.1f} hours of history; to test advice it needs two hours")
     at = history.begins + steps * STEP_SECONDS
-    change_count = bisect_left(history.changes, at, key=attrgetter("at"))  # of the changes in the first half
+    change_count = bisect_left(history.changes, at, key=attrgetter("at"))  # number of changes in the first half
     first = replace(
         history,
         ends=at,

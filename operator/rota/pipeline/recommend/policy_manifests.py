@@ -25,7 +25,7 @@ class GroupName(NamedTuple):
 
 
 def parse_group_name(group: str) -> GroupName | None:
-    """Return a group's namespace and name; None if they, which come from input files, are no valid Kubernetes names."""
+    """Return a group's namespace and name; None if they are not valid in Kubernetes, as the journal may have any."""
     namespace, _, name = group.partition("/")
     return GroupName(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
 
@@ -47,7 +47,7 @@ def build_manifest(name: str, policy: PolicySpec, namespace: str | None = None) 
 
 
 def patch_command(group: str, policy: str) -> str | None:
-    """Return the kubectl command for a group; None if its name is not valid, and might need quotes in a shell."""
+    """Return the kubectl command for a group; None if its name is not valid: a shell might interpret it."""
     if not (location := parse_group_name(group)):
         return None
     patch = json.dumps({"spec": {"policyRef": {"name": policy}}}, separators=(",", ":"))
@@ -62,9 +62,10 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
     check_policy_names(policies)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.yaml"):
-        # A file with a policy's name is removed even without this line, since a recommendation would replace it.
+        # Remove manifests of an earlier run, since this run may not recommend their policies: files with the first line
+        # of a manifest, and files with a policy's name, which a recommendation would replace anyway.
         if old.stem in policies or old.read_bytes().startswith(MANIFEST_FIRST_LINE.encode()):
-            old.unlink()  # a manifest of an earlier run, which this run may not recommend
+            old.unlink()
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
     group_counts = changing.groupBy("use").agg(F.count("*").alias("groups")).collect()
     counts = {str(row["use"]): int(row["groups"]) for row in group_counts}

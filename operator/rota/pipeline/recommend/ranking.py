@@ -1,4 +1,8 @@
-"""Costs, recommendations and sums of all groups, as Spark tables; `group_costs` decides for each group."""
+"""Costs, recommendations and sums of all groups, as Spark tables; `group_costs` computes those of one group.
+
+RESULTS are the metrics of simulations, COSTS the costs and ranks of policies, CHOSEN the recommendations. *Measures*
+are the metrics that have a cost, per day.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -48,7 +52,7 @@ def _cost_group(results: list[dict[str, Any]], *, weights: CostWeights) -> list[
 
 
 def costs_with_measures(costs: DataFrame, results: DataFrame) -> DataFrame:
-    """Return costs joined with the measures."""
+    """Return a row for each group and policy with its costs and its measures."""
     return costs.join(results.mapInArrow(_measure_batches, _MEASURED), on=["group", "policy"], how="inner")
 
 
@@ -63,9 +67,9 @@ def _choose_for_group(costs: list[dict[str, Any]], *, min_gain: float) -> list[d
 
 
 def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> DataFrame:
-    """Return the sums over all groups for each policy and for OWN_POLICIES; the cheapest first.
+    """Return the sums over all groups, if all used one policy (for each) or their own (OWN_POLICIES); cheapest first.
 
-    A group that cannot use a policy counts with its current one. Groups without a current cost are in no sum.
+    A group that cannot use a policy counts with its current one. Groups whose current cost is unknown are in no sum.
     """
     candidates = costs_with_measures(costs, results).select(
         "group", "policy", F.struct("strategy", "cost", *COST_COLUMNS, *MEASURES, "lag_mean").alias("values")
@@ -73,7 +77,7 @@ def sum_over_groups(costs: DataFrame, results: DataFrame, chosen: DataFrame) -> 
     has_cost = F.col("values.cost").isNotNull()
     with_current_cost = candidates.filter((F.col("policy") == RECORDED_POLICY) & has_cost)
     current = with_current_cost.select("group", F.col("values").alias("current"))
-    # A row for each sum and group: `policy` names the sum, `used` is the policy that the group would use.
+    # A row for each sum and group: `policy` names the sum, `used` is the policy that the group would use for it.
     policies = F.broadcast(candidates.select("policy").distinct())
     same_for_all = current.crossJoin(policies).withColumn("used", F.col("policy"))
     recommended = chosen.select("group", F.lit(OWN_POLICIES).alias("policy"), F.col("use").alias("used"))
@@ -94,7 +98,7 @@ def _sum_columns() -> list[Column]:
     used_strategies = F.collect_set(F.when(F.col("is_usable"), F.col("values.strategy")))  # at most nine
     return [
         F.array_sort(used_strategies).alias("strategies"),
-        F.count_if(F.col("is_usable")).alias("usable"),  # number of groups
+        F.count_if(F.col("is_usable")).alias("usable"),  # number of groups that can use it
         F.count_if(~F.col("is_usable")).alias("unusable"),
         *(F.sum(F.col(f"values.{name}")).alias(name) for name in added),
         F.avg("values.imbalance").alias("imbalance"),

@@ -87,7 +87,7 @@ def backtest_value(summary: BacktestSummary) -> dict[str, float]:
 
 
 def _describe_regret(summary: BacktestSummary) -> str:
-    """Return what the advice cost more than the best policies, of each group and of all, which hindsight tells."""
+    """Return what the advice cost more than the best policies in hindsight: of each group, and for all groups."""
     regret = summary.advised - summary.best
     more = format_percent(regret / summary.best) if summary.best else "unknown"
     text = f"Regret: {format_number(regret)} points a day ({more}) more than the best policy of each group in hindsight"
@@ -145,9 +145,9 @@ def render_backtest(summary: BacktestSummary) -> Iterator[str]:
 
 
 def _render_line(line: BacktestLine, summary: BacktestSummary) -> str:
-    is_choice = line.name in _LINE_TITLES
+    is_choice = line.name in _LINE_TITLES  # otherwise a single policy
     note = f"<small>{format_count(line.unusable, 'group')} cannot use it</small>" if line.unusable else ""
-    of_single = "" if line.regret_of_single is None else format_number(line.regret_of_single)
+    of_single = "" if line.beyond_best_single is None else format_number(line.beyond_best_single)
     texts = [format_number(line.cost), _compare_with_recorded(line, summary), format_number(line.regret), of_single]
     return (
         f"<tr{' class=own' if is_choice else ''}>"
