@@ -1,4 +1,4 @@
-"""What was observed since an earlier recommendation, beside what it predicted."""
+"""Compares the costs that an earlier recommendation predicted with the present ones, for a section of the report."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,10 +27,10 @@ class EarlierAdvice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedAdvice:
-    """Groups that were advised to change, with the predicted cost and the present one; sums and the first rows."""
+    """Predicted and present costs of the groups that were advised to change: sums over groups, and the first rows."""
 
     at: float = 0.0
-    advised: int = 0  # groups that have a known cost now
+    advised: int = 0  # groups that were advised to change, and have a known cost now
     followed: int = 0  # of the advised groups, those that now use the strategy of the advised policy
     before: float = 0.0  # cost of the groups that followed, when they were advised
     predicted: float = 0.0  # cost that was predicted for them

@@ -42,5 +42,5 @@ def escape_lines(text: str) -> str:
 
 
 def render_policy_title(policy: str) -> str:
-    """Return a policy's name for a table or a list, as HTML."""
+    """Return a policy's name, or a title for RECORDED_POLICY and OWN_POLICIES, as HTML."""
     return {RECORDED_POLICY: "Present policies", OWN_POLICIES: "Each group its own"}.get(policy, escape_text(policy))

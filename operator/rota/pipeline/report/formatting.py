@@ -10,7 +10,7 @@ from rota.pipeline.report.plots import format_number
 
 AS_MUCH = "as much"
 MIN_CHANGE_FRACTION = 0.01  # of a measure; a smaller change is neither an improvement nor a drawback
-_UNIT_SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # the largest first
+_UNIT_SECONDS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # by unit, the largest first
 
 
 def format_count(number: int, noun: str) -> str:
@@ -84,7 +84,7 @@ def compare_cost(reference: float | None, cost: float | None, name: str) -> str:
 
 
 def format_load(imbalance: float | None) -> str:
-    """Return the busiest member's load over the mean load; None is unknown."""
+    """Return the load of the busiest member divided by the mean; `imbalance` is the excess over 1, None: unknown."""
     return "unknown" if imbalance is None else format_number(1 + imbalance)
 
 

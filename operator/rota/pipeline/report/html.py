@@ -1,4 +1,4 @@
-"""HTML report of a recommendation: one file, no scripts, no external resources; the answer first, then the reasons."""
+"""Renders the HTML report of a recommendation: one file without scripts or external resources."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -92,7 +92,7 @@ def _sections(data: Findings) -> Iterator[str]:
         for rank, row in enumerate(plotted, 1):
             parts.append(render_card(data, rank, row))
         yield render_section("gains", title, parts)
-        yield render_section("apply", "Manifests to apply", _apply(data))
+        yield render_section("apply", "Manifests to apply", _manifests(data))
     yield render_section("weights", "Components of the cost", render_weights_table(data))
     yield render_section("unknown", "Limits of these figures", [render_list(LIMITATIONS)])
     if data.backtest is not None:
@@ -127,7 +127,7 @@ def _lines_key() -> str:
     return f'<ul class="key" aria-label="Lines">{items}</ul>'
 
 
-def _apply(data: Findings) -> Iterator[str]:
+def _manifests(data: Findings) -> Iterator[str]:
     yield (
         "<p>These files are in the folder policies/ next to this report, once for each namespace, with the commands "
         "for its groups. The operator applies a change by itself; nothing is restarted.</p>"

@@ -14,7 +14,7 @@ from rota.pipeline.common.names import replace_unprintable
 from rota.pipeline.recommend.policy_manifests import parse_group_name
 from rota.pipeline.report.plots import escape_text
 
-BOARD_PATH = "/d/rota-group"  # of the chart's board of one group, in Grafana
+BOARD_PATH = "/d/rota-group"  # path in Grafana of the Helm chart's board of one group
 _FORMULA_STARTS = ("=", "+", "-", "@")  # a spreadsheet would run a text that begins so
 
 Cell = str | float | bool | None
@@ -89,7 +89,7 @@ def render_row_download(name: str, columns: Sequence[str], rows: Iterable[Row]) 
 
 
 def _csv_text(value: Cell) -> Cell:
-    """Return a value for a cell; a text that looks like a formula gets an apostrophe, as spreadsheets do it."""
+    """Return a cell's value; a text that looks like a formula gets an apostrophe: spreadsheets then show it as text."""
     if not isinstance(value, str):
         return value
     text = replace_unprintable(value)

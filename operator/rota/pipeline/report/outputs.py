@@ -1,4 +1,4 @@
-"""Writer of a recommendation: tables, and a folder with manifests and a report, made of simulation results."""
+"""Writes a recommendation, made of simulation results: the marts, and a folder with manifests and the report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,12 +27,12 @@ TableWriter = Callable[[str, DataFrame], DataFrame]  # writes a table by its nam
 
 
 def persist_table(_name: str, rows: DataFrame) -> DataFrame:
-    """Keep a table for as long as Spark runs, and return it."""
+    """Return a table, and let Spark cache it; nothing is written to a lake. For callers without a lake."""
     return rows.persist(StorageLevel.DISK_ONLY)
 
 
 class ReportExtras(NamedTuple):
-    """Parts of the report that need more than a simulation; without its input, a part is left out."""
+    """Inputs of the report's optional parts; a part whose input is None is left out."""
 
     page_url: str | None = None  # base URL of the operator's page, for links to each advised group
     board_url: str | None = None  # base URL of Grafana, for links to each advised group

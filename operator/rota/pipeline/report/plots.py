@@ -16,10 +16,10 @@ LEFT_MARGIN = 44
 RIGHT_MARGIN = 10
 TOP_MARGIN = 10
 BOTTOM_MARGIN = 24
-MAX_TEXT_CHARACTERS = 200  # of a text from outside
+MAX_TEXT_CHARACTERS = 200  # a longer text from outside, such as a group's name, is cut
 
 _DAY_SECONDS = 86400
-MAX_TICKS = 4  # of the time axis, about
+MAX_TICKS = 4  # approximate number of ticks of the time axis
 _TICK_SECONDS = [60 * minutes for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1440)]
 
 Points = Sequence[tuple[float, float | None]]  # seconds since 1970, and the value then; None: unknown
@@ -67,8 +67,8 @@ def format_number(value: float | None) -> str:
 
 def _format_axis_number(value: float) -> str:
     """Write a number for a narrow axis: 120, 5,000, 31k."""
-    thousands = 1e4 <= abs(value) < 1e6  # noqa: PLR2004 - one letter instead of four
-    return f"{_format_digits(value / 1e3)}k" if thousands else format_number(value).replace("\N{NO-BREAK SPACE}", "")
+    is_shortened = 1e4 <= abs(value) < 1e6  # noqa: PLR2004 - one letter instead of four
+    return f"{_format_digits(value / 1e3)}k" if is_shortened else format_number(value).replace("\N{NO-BREAK SPACE}", "")
 
 
 def _format_digits(value: float) -> str:
@@ -78,7 +78,7 @@ def _format_digits(value: float) -> str:
 
 
 def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float = 0.0, is_stepped: bool = False) -> str:
-    """Draw lines over time. The y axis starts at `y_minimum` or lower; a stepped line holds each value."""
+    """Draw lines over time. The y axis starts at `y_minimum` or lower; a stepped line keeps a value until the next."""
     times: list[float] = []
     values: list[float] = []
     for line in plot_lines:
@@ -130,11 +130,11 @@ def _axis_marks(low: float, high: float) -> list[float]:
     if low == high == 0:
         return [0.0, 1.0]
     spread = max(high - low, abs(high) * 1e-6, 1e-9)
-    size = 10 ** floor(log10(spread / 3))
-    factors = (1, 2, 2.5, 5, 10)  # the last is always enough: `size` is the next lower power of ten
-    for factor in factors:
-        step = size * factor
-        if step >= spread / 3:
+    min_step = spread / 3
+    power_of_ten = 10 ** floor(log10(min_step))  # the next lower one, so the last factor is always enough
+    for factor in (1, 2, 2.5, 5, 10):
+        step = power_of_ten * factor
+        if step >= min_step:
             break
     first = floor(low / step + 1e-9)
     marks = [first * step]
@@ -158,10 +158,10 @@ def _draw_time_axis(since: float, until: float, x: Callable[[float], float]) -> 
     while at <= until:
         place = f"{x(at):.1f}"
         when = datetime.fromtimestamp(at, UTC)
-        form = "%d %b" if has_days and at % _DAY_SECONDS == 0 else "%H:%M"
+        time_format = "%d %b" if has_days and at % _DAY_SECONDS == 0 else "%H:%M"
         anchor = "start" if x(at) < LEFT_MARGIN + 12 else "end" if x(at) > WIDTH - RIGHT_MARGIN - 12 else "middle"
         yield f'<path class="grid" d="M{place} {HEIGHT - BOTTOM_MARGIN}v4"/>'
-        yield f'<text x="{place}" y="{HEIGHT - 7}" text-anchor="{anchor}">{when:{form}}</text>'
+        yield f'<text x="{place}" y="{HEIGHT - 7}" text-anchor="{anchor}">{when:{time_format}}</text>'
         at += step
 
 

@@ -18,12 +18,12 @@ from rota.pipeline.report.earlier_advice import ObservedAdvice, drop_nulls
 from rota.pipeline.report.links import ReportLinks
 from rota.spec import PolicySpec
 
-MAX_LISTED_GROUPS = 200  # groups in the table
+MAX_LISTED_GROUPS = 200  # groups in the table of recommendations
 DEFAULT_PLOTS = 20  # groups with plots
 MAX_PLOTS = 100
 MAX_LINE_POINTS = 120  # points of a line in a plot, which is about 300 pixels wide
-MAX_PROBLEMS = 20  # for each policy
-DOMINANT_FRACTION = 0.5  # fraction of the gain of all groups
+MAX_PROBLEMS = 20  # listed reasons for which a policy cannot be used, for each policy
+DOMINANT_FRACTION = 0.5  # a group with more than this fraction of the gain of all groups is named
 
 SeriesByGroup = dict[str, dict[str, list[Row]]]  # rows of schemas.SERIES by group and policy; `at`: seconds since 1970
 
@@ -34,11 +34,12 @@ class HistoryScope:
 
     groups: int = 0
     longest: float = 0.0  # hours of the longest history
-    changes: int = 0  # of members, queues and policies, recorded in all histories
+    changes: int = 0  # changes of members, queues and policies, recorded in all histories
     changing: int = 0  # groups for which another policy is recommended
     generated: int = 0  # groups whose history no operator has recorded
     unjudged: int = 0  # groups whose present policy has no known cost
-    since: int | None = None  # seconds since 1970, because Spark returns timestamps in this machine's time zone
+    # Seconds since 1970, because Spark returns timestamps in this machine's time zone; None: nothing was simulated.
+    since: int | None = None
     until: int | None = None
 
 
@@ -49,7 +50,7 @@ class Findings:
     scope: HistoryScope
     policy_sums: list[Row] = field(default_factory=list)  # sums by policy, the cheapest first
     groups: list[Row] = field(default_factory=list)  # rows of schemas.CHOSEN, in the order of `most_gaining`
-    problems: list[Row] = field(default_factory=list)
+    problems: list[Row] = field(default_factory=list)  # rows of `count_problems`
     measures: dict[tuple[str, str], Row] = field(default_factory=dict)  # by group and policy, for groups with plots
     series: SeriesByGroup = field(default_factory=dict)
     policies: Mapping[str, PolicySpec] = field(default_factory=dict)
@@ -57,8 +58,8 @@ class Findings:
     min_gain: float = MIN_GAIN_FRACTION
     max_plots: int = DEFAULT_PLOTS
     links: ReportLinks = field(default_factory=ReportLinks)
-    observed: ObservedAdvice | None = None  # since an earlier recommendation
-    backtest: BacktestSummary | None = None
+    observed: ObservedAdvice | None = None  # what an earlier recommendation came to; None: there is none
+    backtest: BacktestSummary | None = None  # None: no backtest was requested
 
     @property
     def plotted_groups(self) -> list[Row]:
@@ -85,7 +86,7 @@ def collect_findings(
     """Collect the data of the report from Spark."""
     max_plots = min(max_plots, MAX_PLOTS)
     groups = most_gaining(chosen).collect()
-    recommended_policies = {row["group"]: row["use"] for row in plotted_rows(groups, max_plots)}
+    recommended_policies = {row["group"]: row["use"] for row in plotted_rows(groups, max_plots)}  # of groups with plots
     measures: list[Row] = []
     points: list[Row] = []
     if recommended_policies:
@@ -126,7 +127,8 @@ def count_problems(results: DataFrame) -> DataFrame:
     recorded_problem = F.max(F.when(is_recorded_policy, F.col("problem"))).over(group)
     is_problem_of_group = F.col("recorded_problem").eqNullSafe(F.col("problem"))
     most_frequent_first = Window.partitionBy("policy").orderBy(F.col("groups").desc(), "problem")
-    named = F.concat(F.lit("Group "), F.col("group"))  # with names, each group would have its own reason
+    # Names are replaced; otherwise each group would have a reason of its own.
+    named = F.concat(F.lit("Group "), F.col("group"))
     return (
         results.withColumn("recorded_problem", recorded_problem)
         .filter(F.col("problem").isNotNull() & (is_recorded_policy | ~is_problem_of_group))
@@ -142,10 +144,10 @@ def count_problems(results: DataFrame) -> DataFrame:
 
 
 def sum_by_policy(results: DataFrame) -> DataFrame:
-    """Return the measured sums of each policy, without costs, for `rota pipeline simulate`.
+    """Return the sums of each policy's simulated metrics, without costs, for `rota pipeline simulate`.
 
-    A group that cannot use the policy counts with its present one. A policy that no group can use has null sums, since
-    otherwise it would show the sums of the present policies.
+    A group that cannot use a policy counts with its present one. So a policy that no group can use would have the sums
+    of the present policies: its sums are null instead.
     """
     summed = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean")
     averaged = "imbalance"
@@ -164,7 +166,7 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
 
 
 def downsample_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
-    """Return rows of schemas.SERIES, at most `max_points` a line. Merged rows keep the highest lag, to show peaks."""
+    """Return rows of schemas.SERIES, at most `max_points` a group and policy; a merged row has the highest lag."""
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     seconds = F.unix_timestamp("at")
     first, last = F.min(seconds).over(group), F.max(seconds).over(group)
@@ -185,7 +187,7 @@ def downsample_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> D
 def best_for_all(data: Findings) -> Row | None:
     """Return the best single policy for all groups; None if its gain over the present ones is less than `min_gain`."""
     present = sums_of(data)
-    best = next(filter(_is_alternative, data.policy_sums), None)  # they are sorted by cost
+    best = next(filter(_is_alternative, data.policy_sums), None)  # `policy_sums` are sorted by cost
     if present is None or best is None or not present["cost"]:
         return None
     return best if round(1 - best["cost"] / present["cost"], COST_DECIMALS) >= data.min_gain else None
@@ -204,12 +206,12 @@ class LeadingGroup(NamedTuple):
 
 
 def find_leading_group(data: Findings) -> LeadingGroup | None:
-    """Return the group that dominates the total gain; None if no group does or it is the only judged group."""
+    """Return the group that dominates the total gain; None if no group does, or only one has a known cost."""
     present = sums_of(data)
     recommended = sums_of(data, OWN_POLICIES)  # each group with the policy recommended for it
-    rivals = data.scope.groups - data.scope.unjudged - 1
-    first = data.groups[0] if data.groups else None
-    if present is None or recommended is None or first is None or not first["change"] or not rivals:
+    has_other_groups = data.scope.groups - data.scope.unjudged != 1
+    first = data.groups[0] if data.groups else None  # the group that saves most
+    if present is None or recommended is None or first is None or not first["change"] or not has_other_groups:
         return None
     gain = present["cost"] - recommended["cost"]
     share = (first["cost_now"] - first["cost_then"]) / gain if gain > 0 else 0.0

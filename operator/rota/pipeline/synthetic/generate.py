@@ -23,7 +23,7 @@ GROUPS_PER_TASK = 50  # groups per Spark task
 HOUR_CHARACTERS = len("2026-11-21T08")
 GZIP_LEVEL = 6
 POD = "generated"
-START = "20251121T000000Z"  # of the process that an operator would have been
+START = "20251121T000000Z"  # the start of the operator's process, as the names of its segments have it
 _COUNTS = table_schema(groups=COUNT, records=COUNT)
 
 _encoder = msgspec.json.Encoder()
@@ -45,7 +45,7 @@ def generate_journal(
     largest: int = 0,
     rates: RecordedRates | None = None,
 ) -> DataFrame:
-    """Write the journal, and return its numbers of groups and records; raise ValueError if there are segments.
+    """Write the journal, and return its numbers of groups and records; raise ValueError if it is not empty.
 
     With `rates`, messages arrive as in recorded traces.
     """
@@ -60,11 +60,11 @@ def generate_journal(
 def _write_groups(
     batches: Iterator[pa.RecordBatch], *, generate: Callable[[int], GroupHistory], journal_uri: str
 ) -> Iterator[pa.RecordBatch]:
-    """Write a task's groups, one segment an hour. A repeated task writes equal segments, which exist already."""
+    """Write a task's groups, one segment an hour. If Spark repeats the task, it finds equal segments."""
     numbers: list[int] = []
     for batch in batches:
         numbers += batch.column("id").to_pylist()
-    segments: defaultdict[str, bytearray] = defaultdict(bytearray)  # by hour; each group is a member of the gzip file
+    segments: defaultdict[str, bytearray] = defaultdict(bytearray)  # by hour; each group adds a part to the gzip file
     records = 0
     for number in numbers:
         hourly: defaultdict[str, list[bytes]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Generator of synthetic group histories: rolling updates, autoscaling, crashes, zone outages.
+"""Generator of synthetic group histories (see `replay.group_history`): rolling updates, autoscaling, crashes, outages.
 
 A history depends only on the seed and the group's number, so any group can be regenerated alone.
 """
@@ -23,7 +23,7 @@ START_SECONDS = 1_763_683_200.0  # 2025-11-21, midnight
 ZONES = ("east", "middle", "west")
 LARGE_GROUP_QUEUES = 1000
 LARGE_GROUP_PODS = 40
-# A fleet has capacity for its usual peak, not for the highest spike of recorded rates, of which none is regular.
+# With recorded rates, a fleet has capacity for its usual peak, not for the highest spike, which is an exception.
 USUAL_PEAK_QUANTILE = 0.99
 
 _POLICY_BODIES: tuple[Mapping[str, object], ...] = (
@@ -38,7 +38,7 @@ POLICIES = tuple(parse_policy({"spec": body}) for body in _POLICY_BODIES)
 
 @dataclass
 class SyntheticFleet:
-    """Simulated pods of a group; `changes` records the membership at each time of change."""
+    """Pods of a generated group; `changes` has the members after each change, with its time."""
 
     rng: np.random.Generator
     group: str
@@ -66,7 +66,7 @@ class SyntheticFleet:
         self.changes.append((at, dict(self.members)))
 
     def has_changed_since(self, at: float) -> bool:
-        """Whether a change is recorded at `at` or later, so that an earlier event is not over at this time."""
+        """Whether a change is recorded at `at` or later: an event that began before is not over then."""
         return bool(self.changes) and self.changes[-1][0] >= at
 
     def terminate_pod(self, name: str, at: float) -> float:
@@ -166,7 +166,7 @@ SCENARIOS: tuple[tuple[Scenario, float], ...] = (  # with their probabilities
 
 
 class HistoryKind(NamedTuple):
-    """Fixed parameters of a history that are otherwise random."""
+    """Fixed values for parameters of a history that are otherwise random, as tests and benchmarks need them."""
 
     scenario: Scenario
     skew: float  # sigma of the lognormal distribution of the queues' message rates
@@ -185,7 +185,7 @@ def generate_history(
     kind: HistoryKind | None = None,
     rates: RecordedRates | None = None,
 ) -> GroupHistory:
-    """Return the history of a group; group 0 has `largest` queues, unless that is 0.
+    """Return the history of group `number`; group 0 has `largest` queues, unless that is 0.
 
     A `kind` replaces some random values after they were drawn, so that all other values are the same as without a
     `kind`. With `rates`, messages arrive as in recorded traces, and the group's namespace says so.
@@ -217,9 +217,9 @@ def generate_history(
 def build_fleet_history(
     fleet: SyntheticFleet, traffic: GeneratedTraffic, policy: PolicySpec, *, sizing_quantile: float = 1.0
 ) -> GroupHistory:
-    """Return the history of a fleet. It starts settled; a member's capacity is 1.5 times what it needs at peak.
+    """Return the history of a fleet, which starts settled.
 
-    The peak is the quantile `sizing_quantile` of the message rates: higher ones are ignored.
+    A member has 1.5 times the capacity that it needs for the peak: the quantile `sizing_quantile` of the message rates.
     """
     queues, arrivals = traffic
     group = fleet.group

@@ -1,4 +1,7 @@
-"""Replay of a history that writes the journal an operator would write."""
+"""Replay of a generated history that writes the journal which an operator would have written.
+
+A replay runs the operator's planner in virtual time, with simulated members; a *document* is an assignment.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -20,7 +23,7 @@ from rota.timestamps import format_time
 
 HOUR_SECONDS = 3600.0
 MINUTE_SECONDS = 60.0
-MOMENT_SECONDS = 0.001
+MOMENT_SECONDS = 0.001  # the last sample is taken so long before the end
 
 JournalLine = Mapping[str, Any]
 
@@ -28,12 +31,12 @@ JournalLine = Mapping[str, Any]
 class RebalanceProgress(NamedTuple):
     """A rebalance in progress."""
 
-    generation: int = 0  # the first one; 0: no rebalance is in progress
+    generation: int = 0  # the generation with which it started; 0: no rebalance is in progress
     forced: int = 0  # number of queues that were granted by force
 
 
 class JournalingReplay(Replay):
-    """Replays a history under the policies in force; all queues' end offsets start at `start_offset`."""
+    """Replays a history under its own policies; the end offsets of all queues start at `start_offset`."""
 
     def __init__(
         self, history: GroupHistory, write_record: Callable[[JournalLine], None], start_offset: int = 1_000_000
@@ -57,7 +60,7 @@ class JournalingReplay(Replay):
         begins = self.history.begins
         ends = self.history.ends
         for minute in range(int((ends - begins) // MINUTE_SECONDS) + 1):
-            # No sample is taken at the end itself: a new hour may start there, with no other records.
+            # The last sample is just before the end: at the end, a new hour may start, without other records.
             self.clock.schedule(min(begins + minute * MINUTE_SECONDS, ends - MOMENT_SECONDS), self._write_offsets)
         hour = begins - begins % HOUR_SECONDS + HOUR_SECONDS
         while hour < ends:
@@ -78,7 +81,7 @@ class JournalingReplay(Replay):
         self._write_rebalance(new_plan)
 
     def _add_pending_grants(self, previous: Mapping[Queue, Holder], generation: int) -> None:
-        """Remember the queues that the new document gives to another holder; `self.owned` is of the new document."""
+        """Remember the queues that the new document gives to another holder; `self.owned` has its owners."""
         for queue, holder in self.owned.items():  # a revoked queue that returns to its holder is not granted
             if previous.get(queue) != holder:
                 self._pending_grants[queue] = (holder, generation)
@@ -119,10 +122,10 @@ class JournalingReplay(Replay):
             self._write_record(record)
 
     def _write_offsets(self) -> None:
-        """Write the `offsets` record of now.
+        """Write an `offsets` record.
 
-        The end of each queue has grown by its arrivals since the previous record. The committed offset is behind the
-        end by the queue's lag.
+        The end offset of a queue has grown by the arrivals since the previous record; its committed offset is lower
+        than the end offset by the lag.
         """
         traffic = self.metrics.traffic
         # Rates are constant within a step of the traffic, and no minute crosses a step.
@@ -130,9 +133,9 @@ class JournalingReplay(Replay):
         self._last_offsets += (self.now - self._sampled_at) * rates
         self._sampled_at = self.now
         ends = np.floor(self._last_offsets)
-        done = np.maximum(ends - np.ceil(traffic.lag), 0.0)
+        committed_offsets = np.maximum(ends - np.ceil(traffic.lag), 0.0)
         last = ends.astype(int).tolist()
-        committed = done.astype(int).tolist()
+        committed = committed_offsets.astype(int).tolist()
         topics: dict[str, dict[str, Any]] = {}
         start = 0
         for (topic, broker), ids in self._ids_by_broker.items():

@@ -1,4 +1,4 @@
-"""Recorded message rates for generated histories: each topic of a group follows one recorded trace.
+"""Recorded message rates (`--rates`) for generated histories: each topic of a group follows one recorded *trace*.
 
 A file has one trace a line, with the number of messages in each step from `start` (UTC) on:
 
@@ -18,7 +18,7 @@ from rota.model import Queue, single_line
 from rota.pipeline.replay.group_history import STEP_SECONDS, Rates
 
 DAY_SECONDS = 86_400.0
-MAX_RATE = 1e9  # messages a second: offsets of a year remain integers of 64 bits
+MAX_RATE = 1e9  # messages a second; with more, the offsets of a year would exceed 64 bits
 MAX_TOPICS = 3  # topics of a group, each with a trace of its own
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,100}$")]  # RocketMQ accepts it as a topic
@@ -90,8 +90,9 @@ def _parse_traces(lines: Iterable[bytes], path: Path, scale: float) -> Iterator[
 def trace_rates(trace: RateTrace, begins: float, steps: int, first_day: int) -> Rates:
     """Return the rate, in messages a second, in each step of a history that starts at `begins`.
 
-    The trace is read from the same time of day, on its day `first_day` (modulo its number of whole days). A longer
-    history repeats the trace's whole days. A trace shorter than a day repeats as a whole, so its times of day shift.
+    - The history starts at the same time of day in the trace, on its day `first_day` (modulo its number of whole days).
+    - A history that is longer than the trace repeats its whole days.
+    - A trace shorter than a day is repeated as a whole, so its times of day shift.
     """
     whole_days = max(1, int(trace.seconds // DAY_SECONDS))
     period = min(whole_days * DAY_SECONDS, trace.seconds)
@@ -99,8 +100,9 @@ def trace_rates(trace: RateTrace, begins: float, steps: int, first_day: int) -> 
     edges = offset + STEP_SECONDS * np.arange(steps + 1)
     trace_edges = trace.step_seconds * np.arange(len(trace.values) + 1)
     cumulative = np.concatenate([[0.0], np.cumsum(trace.values)])
-    of_period = np.interp(period, trace_edges, cumulative)
-    arrived = edges // period * of_period + np.interp(edges % period, trace_edges, cumulative)
+    arrived_in_period = np.interp(period, trace_edges, cumulative)
+    # Arrivals from the start of the trace to each edge: those of the complete periods, and of the present one so far.
+    arrived = edges // period * arrived_in_period + np.interp(edges % period, trace_edges, cumulative)
     rates: Rates = np.diff(arrived) / STEP_SECONDS
     return rates
 
@@ -115,17 +117,17 @@ class GeneratedTraffic(NamedTuple):
 def generate_traffic(
     rng: np.random.Generator, recorded: RecordedRates, queue_count: int, skew: float, *, begins: float, steps: int
 ) -> GeneratedTraffic:
-    """Return queues of some topics, whose messages arrive as in a random trace each, from a random day on.
+    """Return queues of up to MAX_TOPICS topics; each topic follows a random trace, from a random day on.
 
     The queues of a topic share its rate by the weights of a lognormal distribution with sigma `skew`.
     """
-    most = min(MAX_TOPICS, len(recorded.traces), queue_count)
-    chosen = rng.choice(len(recorded.traces), size=int(rng.integers(1, most + 1)), replace=False)
+    max_topics = min(MAX_TOPICS, len(recorded.traces), queue_count)
+    chosen = rng.choice(len(recorded.traces), size=int(rng.integers(1, max_topics + 1)), replace=False)
     queues: list[Queue] = []
     columns: list[Rates] = []
-    for place, index in enumerate(chosen.tolist()):
+    for topic_number, index in enumerate(chosen.tolist()):
         trace = recorded.traces[index]
-        count = len(range(place, queue_count, len(chosen)))  # queues are dealt to the topics in turn
+        count = len(range(topic_number, queue_count, len(chosen)))  # queues are dealt to the topics in turn
         rates = recorded.scale * trace_rates(trace, begins, steps, int(rng.integers(0, 1 << 30)))
         shares = rng.lognormal(0.0, skew, count)
         queues += [Queue(trace.name, f"broker-{'ab'[number % 2]}", number // 2) for number in range(count)]

@@ -1,4 +1,4 @@
-"""Result of a backtest for people: table rows and sentences for a terminal, and a section of the report."""
+"""Result of a backtest (a test of recommendations on past data): sentences and rows, and a section of the report."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from rota.pipeline.report.links import render_download
 from rota.pipeline.report.plots import escape_text, format_number
 
 TITLE = "Was such advice good?"
-MAX_LINES = 50  # of the table
+MAX_LINES = 50  # lines of the report's table
 
 _SOURCE_TEXTS = {
     HistorySource.REAL: "real: recorded by an operator",

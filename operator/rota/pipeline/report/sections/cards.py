@@ -14,7 +14,7 @@ from rota.pipeline.report.plots import PlotLine, draw_lines, escape_text, format
 from rota.pipeline.report.report_data import Findings
 from rota.spec import PolicySpec
 
-MAX_MANIFEST_CHARACTERS = 4000  # shown of a manifest: ByConfig's may be long
+MAX_MANIFEST_CHARACTERS = 4000  # a longer manifest is cut: those of strategy ByConfig may be long
 
 _PLOTS = (  # title, column of SERIES, lowest value of the y axis, whether a line is stepped
     ("Lag, messages", "lag", 0.0, False),
@@ -74,7 +74,7 @@ def _format_measure(name: str, row: Row) -> str:
         return f"mean {format_number(row['lag_mean'])}, highest {format_number(row['lag_peak'])}"
     if row[name] is None:
         return "unknown"
-    if name == "imbalance":  # here the excess over the mean; in the series, the ratio to it
+    if name == "imbalance":  # the excess over the mean, unlike the column of SERIES, which is the ratio
         return f"{format_number(1 + row[name])} times the mean"
     if name in {"pause", "unowned"}:
         return format_duration(row[name])

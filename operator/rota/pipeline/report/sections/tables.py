@@ -15,7 +15,7 @@ from rota.pipeline.report.links import render_card_link, render_group_links, ren
 from rota.pipeline.report.plots import BarSegment, draw_bar, escape_text, format_number
 from rota.pipeline.report.report_data import MAX_LISTED_GROUPS, Findings, sums_of
 
-MAX_POLICY_ROWS = 50  # rows of a table; more are not comparable at a glance
+MAX_POLICY_ROWS = 50  # more policies are not comparable at a glance
 
 
 class _PolicyColumn(NamedTuple):
@@ -44,7 +44,7 @@ def render_policies_table(data: Findings) -> Iterator[str]:
         yield '<p class="none">There is nothing to compare.</p>'
         return
     present = sums_of(data)
-    most = max(row["cost"] for row in rows)
+    highest_cost = max(row["cost"] for row in rows)
     keys = ""
     for name, measure in MEASURES.items():
         sample = f'<svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" height="10"/></svg>'
@@ -56,7 +56,7 @@ def render_policies_table(data: Findings) -> Iterator[str]:
     for column in _POLICY_COLUMNS:
         head.append((column.title, "number"))
         columns.append(column.measure)
-    yield render_table("Policies, the cheapest first", head, [_policy_row(row, present, most) for row in rows])
+    yield render_table("Policies, the cheapest first", head, [_policy_row(row, present, highest_cost) for row in rows])
     yield render_row_download("policies", [*columns, "usable", "unusable"], rows)
     unusable = [escape_text(row["policy"]) for row in data.policy_sums if not row["usable"]]
     if unusable:
@@ -64,7 +64,7 @@ def render_policies_table(data: Findings) -> Iterator[str]:
         yield f"<p>Not shown, because no group can use them: {names}.</p>"
 
 
-def _policy_row(row: Row, present: Row | None, most: float) -> str:
+def _policy_row(row: Row, present: Row | None, highest_cost: float) -> str:
     name = row["policy"]
     strategies = ", ".join(map(escape_text, row["strategies"]))
     exceptions = f"{format_count(row['unusable'], 'group')} cannot use it" if row["unusable"] else ""
@@ -73,13 +73,14 @@ def _policy_row(row: Row, present: Row | None, most: float) -> str:
     segments: list[BarSegment] = []
     for part, measure in MEASURES.items():
         segments.append(BarSegment(measure.title, part, row[f"cost_{part}"] or 0.0))
+    bar = draw_bar(f"Cost of {name}", segments, highest_cost)
     cells = ""
     for column in _POLICY_COLUMNS:
         cells += number_cell(column.write(row[column.measure]))
     return (
         f"<tr{' class=own' if name in {OWN_POLICIES, RECORDED_POLICY} else ''}>"
         f'<th scope="row" class="name">{render_policy_title(name)}<small>{notes}</small></th>'
-        f'<td class="cost">{format_number(row["cost"])}{change}{draw_bar(f"Cost of {name}", segments, most)}</td>'
+        f'<td class="cost">{format_number(row["cost"])}{change}{bar}</td>'
         f"{cells}</tr>"
     )
 
@@ -96,9 +97,9 @@ def render_groups_table(data: Findings) -> Iterator[str]:
     columns = ("group", "strategy", "use", "change", "best", "cost_now", "cost_then", "gain", "evidence")
     yield render_row_download("groups", columns, data.groups)
     if (remaining := data.scope.groups - len(data.groups)) > 0:
-        more = max(data.scope.changing - MAX_LISTED_GROUPS, 0)
+        benefiting = max(data.scope.changing - MAX_LISTED_GROUPS, 0)  # the table has those that benefit first
         yield (
-            f"<p>And {format_count(remaining, 'more group')}, {more:,} of which would benefit. The table "
+            f"<p>And {format_count(remaining, 'more group')}, {benefiting:,} of which would benefit. The table "
             "marts/chosen of the lake has all groups; the folder policies/ next to this report has the command for "
             "each group that benefits.</p>"
         )
