@@ -1,4 +1,8 @@
-"""The HTTP server of operator and sidecar. Connections, request heads, bodies and waiting requests are all limited."""
+"""The HTTP server of operator and sidecar.
+
+Connections, request heads, bodies and waiting requests are limited, so that no client exhausts memory or file
+descriptors.
+"""
 
 import asyncio
 import ipaddress
@@ -29,13 +33,13 @@ __all__ = [
     "send_body",
 ]
 
-SHUTDOWN_SECONDS = 1.0  # for responses in progress when the server stops
-DISCARD_SECONDS = 0.2  # an unread body is discarded for this long, so that the client can read the response
-KEEPALIVE_SECONDS = 60.0  # an idle connection is closed after this
-BODY_TIMEOUT_SECONDS = 2.0  # for a whole body to arrive
+SHUTDOWN_SECONDS = 1.0  # time for responses in progress when the server stops
+DISCARD_SECONDS = 0.2  # time for which an unread body is discarded, so that the client can read the response
+KEEPALIVE_SECONDS = 60.0  # time after which an idle connection is closed
+BODY_TIMEOUT_SECONDS = 2.0  # time in which a whole body must arrive
 MAX_CONNECTIONS = 128
 MAX_HEADERS = 64  # a browser sends 20, and an ingress adds as many
-MAX_HEADER_BYTES = 8190  # of the request line, and of each header: a browser sends all cookies of localhost in one
+MAX_HEADER_BYTES = 8190  # limit of the request line and of each header: one has all cookies that a browser sends
 LISTEN_BACKLOG = 128
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -45,7 +49,7 @@ _log = logging.getLogger(__name__)
 class ServerLimits(NamedTuple):
     """Limits of one server on its connections and request heads."""
 
-    max_connections: int = MAX_CONNECTIONS  # at most half of the process's file descriptors
+    max_connections: int = MAX_CONNECTIONS  # lowered to half of the process's file descriptors if it is more
     keepalive_seconds: float = KEEPALIVE_SECONDS
     max_headers: int = MAX_HEADERS
     max_header_bytes: int = MAX_HEADER_BYTES
@@ -70,7 +74,7 @@ async def listen(
     application's own middlewares handle a request first, then the server's, which may reject it, then `middlewares`.
     """
     limits = limits or ServerLimits()
-    logging.getLogger("aiohttp.server").addFilter(_is_our_error)
+    logging.getLogger("aiohttp.server").addFilter(_is_error_of_server)
     app[BUSY_CONNECTIONS] = set()
     app.middlewares.extend([_track_busy, _reject_web_pages, _reject_unreadable_body, *middlewares])
     runner = web.AppRunner(
@@ -102,7 +106,7 @@ async def listen(
 class BodyReader:
     """Reads the request bodies of one route, within limits. Other routes leave bodies unread.
 
-    Handlers call it after they have checked whatever the head of the request shows.
+    Handlers call it after all checks of the request's head, so that the body of a rejected request is not read.
     """
 
     def __init__(self, max_bytes: int, max_concurrent: int) -> None:
@@ -114,7 +118,7 @@ class BodyReader:
         if request.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity":
             raise web.HTTPUnsupportedMediaType(text="The body is compressed; send it uncompressed\n")
         if (request.content_length or 0) > self._max_bytes:
-            raise self._too_large(request.content_length)
+            raise self._too_large_error(request.content_length)
         with self._admission.admit() as admitted:
             if not admitted:
                 raise web.HTTPServiceUnavailable(text="Too many bodies are being read; try again\n")
@@ -133,10 +137,10 @@ class BodyReader:
         async for chunk in request.content.iter_any():
             body += chunk
             if len(body) > self._max_bytes:
-                raise self._too_large(len(body))
+                raise self._too_large_error(len(body))
         return bytes(body)
 
-    def _too_large(self, size: int | None) -> web.HTTPRequestEntityTooLarge:
+    def _too_large_error(self, size: int | None) -> web.HTTPRequestEntityTooLarge:
         text = f"The body is larger than {self._max_bytes} bytes\n"
         return web.HTTPRequestEntityTooLarge(self._max_bytes, size or 0, text=text)
 
@@ -193,7 +197,7 @@ def _includes_loopback(bound: socket.socket) -> bool:
 
 @web.middleware
 async def _track_busy(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keep a connection in BUSY_CONNECTIONS while its request is handled: `LimitedSite` closes others if it must."""
+    """Keep a connection in BUSY_CONNECTIONS while its request is handled: `LimitedSite` closes only other ones."""
     busy = request.app[BUSY_CONNECTIONS]
     busy.add(request.protocol)
     try:
@@ -206,7 +210,7 @@ async def _track_busy(request: web.Request, handler: Handler) -> web.StreamRespo
 async def _reject_web_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
     """On loopback addresses, reject requests that another site's page sends from a browser on this machine.
 
-    The browser sends that site's Origin; or, if the site's name resolves to a loopback address, its name as the Host.
+    Such a request has that site's Origin; or, if the site's name resolves to a loopback address, that name as its Host.
     """
     local = request.transport and request.transport.get_extra_info("sockname")
     if local and ipaddress.ip_address(local[0]).is_loopback:
@@ -233,7 +237,7 @@ async def _reject_unreadable_body(request: web.Request, handler: Handler) -> web
         return web.Response(status=400)
 
 
-def _is_our_error(record: logging.LogRecord) -> bool:
-    """Filter aiohttp's log: keep errors of the server; clients that send invalid requests must not fill the log."""
+def _is_error_of_server(record: logging.LogRecord) -> bool:
+    """Filter aiohttp's log: keep errors of the server; drop invalid requests, with which clients could fill the log."""
     _, error, _ = record.exc_info or (None, None, None)
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)

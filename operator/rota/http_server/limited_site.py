@@ -16,8 +16,8 @@ from rota.aio import supervise
 READ_BUFFER_BYTES = 16 * 1024
 ACCEPT_RETRY_SECONDS = 1.0  # after the system had no file descriptor left
 LOG_INTERVAL_SECONDS = 60.0  # minimum between two warnings, since clients can trigger them at any rate
-HANDSHAKE_SECONDS = 10.0
-MAX_HANDSHAKES = 128  # of TLS, in progress, in addition to connections; each takes 300 KiB
+HANDSHAKE_SECONDS = 10.0  # time-out of a TLS handshake
+MAX_HANDSHAKES = 128  # TLS handshakes in progress, not counted as connections; each takes 300 KiB of memory
 
 _log = logging.getLogger("rota.http_server")
 
@@ -57,7 +57,7 @@ class LimitedSite(web.BaseSite):
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         is_unlimited = descriptors == resource.RLIM_INFINITY
         self._max_connections = max_connections if is_unlimited else min(max_connections, descriptors // 2)
-        self._last_warning = -LOG_INTERVAL_SECONDS
+        self._warned_at = -LOG_INTERVAL_SECONDS
 
     @property
     def name(self) -> str:
@@ -118,7 +118,7 @@ class LimitedSite(web.BaseSite):
             connection.close()
 
     def _ensure_capacity(self, server: web.Server, additional: int = 1) -> bool:
-        """Return whether `additional` connections fit; if need be, after closing the oldest that is not busy."""
+        """Return whether `additional` connections fit; at the limit, make room by closing the oldest idle one."""
         connected = [connection for connection in server.connections if connection.transport]
         if len(connected) + additional <= self._max_connections:
             return True
@@ -132,8 +132,8 @@ class LimitedSite(web.BaseSite):
 
     def _warn(self, message: str) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._last_warning >= LOG_INTERVAL_SECONDS:
-            self._last_warning = now
+        if now - self._warned_at >= LOG_INTERVAL_SECONDS:
+            self._warned_at = now
             _log.warning("%s", message)
 
 

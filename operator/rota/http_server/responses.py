@@ -10,10 +10,10 @@ from typing import Final
 import aiohttp
 from aiohttp import hdrs, web
 
-SEND_TIMEOUT_SECONDS = 30.0  # for a client to take a large response
+SEND_TIMEOUT_SECONDS = 30.0  # time in which a client must receive a large response
 COMPRESS_MIN_BYTES = 4096  # responses larger than this are compressed
-CHUNK_BYTES = 64 * 1024  # of a large response written at once: the transport copies what the socket does not take
-MAX_VERSIONS = 4  # of one response that are being sent at the same time
+CHUNK_BYTES = 64 * 1024  # written at once of a large response: the transport copies what the socket does not take
+MAX_VERSIONS = 4  # versions of one response that are being sent at the same time
 
 # The connections on which a request is being handled.
 BUSY_CONNECTIONS: Final = web.AppKey("busy", set[object])
@@ -46,7 +46,7 @@ class SharedResponse:
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Handle a request."""
         accepts_gzip = _accepts_gzip(request)
-        # Finish rendering even if this client disconnects: else the next request would render concurrently.
+        # `shield`: finish rendering even if this client disconnects, or the next request would render concurrently.
         version = await asyncio.shield(asyncio.ensure_future(self._render_if_stale(with_gzip=accepts_gzip)))
         requests = self._requests_by_body.setdefault(version, [])
         requests.append(request)
@@ -68,14 +68,14 @@ class SharedResponse:
                 started = loop.time()
                 body = await self._render()
                 if body != self._latest.body:
-                    self._close_slowest()
+                    self._close_readers_of_oldest()
                     self._latest = _RenderedBody(body)
                 self._render_started_at = started
             if with_gzip and not self._latest.compressed:
                 self._latest.compressed = await asyncio.to_thread(gzip.compress, self._latest.body, 1)
             return self._latest
 
-    def _close_slowest(self) -> None:
+    def _close_readers_of_oldest(self) -> None:
         """Close the connections of clients that still read the oldest version, if one more would be too many."""
         if len(self._requests_by_body) < MAX_VERSIONS:
             return

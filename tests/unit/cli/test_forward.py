@@ -20,7 +20,7 @@ from ground.keys import Authority
 from ground.poll import PATIENCE_SECONDS, soon
 from rota.cli import main
 from rota.cli.client import forward, leader_connection
-from rota.cli.client.requests import InvalidResponseError
+from rota.cli.client.requests import OperatorRequestError
 from rota.cli.client.watch import Target
 from rota.cli.commands import page
 from rota.http_server import listen
@@ -247,7 +247,7 @@ async def test_cli_connects_again_after_the_port_for_another_leader_could_not_be
         api.leader = "rota-1"
         with monkeypatch.context() as patch:
             patch.setattr(forward, "LOOPBACK_ADDRESS", "192.0.2.1")  # not an address of this machine
-            with pytest.raises(InvalidResponseError, match=r"^No port of this machine .* to pod rota-1: .*; try again"):
+            with pytest.raises(OperatorRequestError, match=r"^No port of this machine .* to pod rota-1: .*; try again"):
                 await send("/v1/groups", {})
         api.leader = "rota-0"
         assert (await send("/v1/groups", {}))[0] == 200

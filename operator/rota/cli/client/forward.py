@@ -12,10 +12,11 @@ from rota.kube.client.paths import port_forward_path
 from rota.model import single_line
 
 LOOPBACK_ADDRESS = "127.0.0.1"
-SUBPROTOCOL = "v4.channel.k8s.io"  # each message starts with its channel; the first one on each channel names the port
+# Each message starts with the number of its channel; the first message on each channel has the port after that.
+SUBPROTOCOL = "v4.channel.k8s.io"
 DATA_CHANNEL = 0
 ERROR_CHANNEL = 1
-PORT_BYTES = 2  # of the port number that starts each channel
+PORT_BYTES = 2  # length of the port
 CHUNK_BYTES = 32 * 1024
 
 
@@ -56,7 +57,7 @@ class PortForward:
                 break
             channel = message.data[0]
             content = message.data[1:]
-            if channel not in started_channels:
+            if channel not in started_channels:  # its first message
                 started_channels.add(channel)
                 content = content[PORT_BYTES:]
             if channel == DATA_CHANNEL:

@@ -1,4 +1,4 @@
-"""Client of the operator at its own address."""
+"""Sends requests to the operator at the address that the user gave (`--operator`), not through the cluster."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -6,11 +6,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError, SendRequest
+from rota.cli.client.requests import MAX_RESPONSE_BYTES, OperatorRequestError, SendRequest
 from rota.http_client import BodyTooLargeError, describe_failure, is_redirect, read_body
 from rota.model import single_line
 
-RESPONSE_TIMEOUT_SECONDS = 10.0  # for one response
+RESPONSE_TIMEOUT_SECONDS = 10.0
 
 
 def _validate_address(address: str) -> str:
@@ -38,27 +38,27 @@ async def connect_directly(operator: str) -> AsyncIterator[SendRequest]:
             try:
                 async with session.get(address + path, params=params, allow_redirects=False) as response:
                     return response.status, await _read_response(response, address)
-            except InvalidResponseError:  # a ValueError whose message is complete
+            except OperatorRequestError:  # a ValueError, too, but its message is complete
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 hint = "start the operator, or give another --operator"
                 problem = f"The operator does not answer at {address}: {_describe_error(error)}; {hint}"
-                raise InvalidResponseError(problem) from None
+                raise OperatorRequestError(problem) from None
 
         yield send
 
 
 async def _read_response(response: aiohttp.ClientResponse, address: str) -> bytes:
-    """Return the body of a response; it may be compressed, and decompress to far more bytes."""
+    """Return the body of a response; raise OperatorRequestError if it is too large when decompressed, or a redirect."""
     if is_redirect(response.status):
         location = single_line(response.headers.get("location", "nowhere"), 100)
         problem = f"{address} redirects to {location}; redirects are not followed, so give that address as --operator"
-        raise InvalidResponseError(problem)
+        raise OperatorRequestError(problem)
     try:
         return await read_body(response, MAX_RESPONSE_BYTES)
     except BodyTooLargeError:
         problem = f"The response of {address} is larger than {MAX_RESPONSE_BYTES >> 20} MiB; is it Rota's operator?"
-        raise InvalidResponseError(problem) from None
+        raise OperatorRequestError(problem) from None
 
 
 def _describe_error(error: Exception) -> str:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from rota.cli.client.pod_sessions import OPERATOR_PORT, PodSessions
-from rota.cli.client.requests import MAX_RESPONSE_BYTES, InvalidResponseError, NoConnectionError, SendRequest
+from rota.cli.client.pod_http_client import OPERATOR_PORT, PodHttpClient
+from rota.cli.client.requests import MAX_RESPONSE_BYTES, NoConnectionError, OperatorRequestError, SendRequest
 from rota.cli.console.formatting import format_age
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.leader_election import PAGE_AUTH_ANNOTATION, PAGE_AUTH_KUBERNETES, Lease, LeaseSpec
@@ -26,7 +26,8 @@ from rota.spec.names import is_dns_label, is_dns_subdomain
 from rota.timestamps import parse_time
 
 logging.getLogger("rota").addHandler(logging.NullHandler())  # failures are printed as one sentence, without log lines
-OPERATOR_OPTION_HINT = "or give --operator with its address"  # added by commands that have this option: not `rota page`
+# Appended to errors of commands that have the option --operator; `rota page` has not.
+OPERATOR_OPTION_HINT = "or give --operator with its address"
 REJECTED_LOGIN = "The API server rejects the credentials of the kubeconfig; log in again"
 ANONYMOUS_USER = "system:anonymous"  # the user of requests without credentials
 
@@ -49,31 +50,33 @@ async def connect_through_cluster(
         login = await log_in(login_options)
     except NoConnectionError as error:
         raise _with_option_hint(error) from None
-    async with login, Api(login) as api, PodSessions(api, login, namespace) as sessions:
+    async with login, Api(login) as api, PodHttpClient(api, login, namespace) as pods:
 
         async def send(request_path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
             try:
                 leader = await find_leader(api, namespace, lease)
                 if leader.authenticates_users:
-                    return await sessions.fetch(leader.pod, request_path, params)
+                    return await pods.fetch_body(leader.pod, request_path, params)
                 path = proxy_path(namespace, leader.pod, OPERATOR_PORT, request_path)
                 status, body = await api.read_through_proxy(path, params, MAX_RESPONSE_BYTES)
             except NoConnectionError as error:
                 raise _with_option_hint(error) from None
             except NoResponseError as error:
                 problem = f"{error}; check the kubeconfig and the cluster, {OPERATOR_OPTION_HINT}"
-                raise InvalidResponseError(problem) from None
-            # Error responses of the operator itself are returned: `fetch_response` raises their messages.
+                raise OperatorRequestError(problem) from None
+            # Only errors of the API server are raised here. Error responses of the operator are returned to the caller:
+            # `fetch_response` reports them.
             refusal = "" if status == HTTPStatus.OK else _api_server_error(body)
             if refusal:
-                raise InvalidResponseError(_describe_refusal(status, refusal, namespace, lease, leader))
+                raise OperatorRequestError(_describe_refusal(status, refusal, namespace, lease, leader))
             return status, body
 
         yield send
 
 
-def _with_option_hint(error: NoConnectionError) -> InvalidResponseError:
-    return InvalidResponseError(f"{error}, {OPERATOR_OPTION_HINT}")
+def _with_option_hint(error: NoConnectionError) -> OperatorRequestError:
+    """Return the error with the hint; as its base class, so that the hint is not appended again."""
+    return OperatorRequestError(f"{error}, {OPERATOR_OPTION_HINT}")
 
 
 def check_names(namespace: str, lease: str) -> None:
@@ -85,8 +88,8 @@ def check_names(namespace: str, lease: str) -> None:
         raise ValueError(f"--lease {lease!r} is not a valid name; give the operator's Lease, by default rota")
 
 
-class LeaderAddress(NamedTuple):
-    """The leading pod of the operator."""
+class LeadingPod(NamedTuple):
+    """The leading pod of the operator, the Lease that it holds, and whether it authenticates users of the cluster."""
 
     pod: str
     lease: LeaseSpec
@@ -101,11 +104,11 @@ async def log_in(login_options: LoginOptions) -> Login:
         raise NoConnectionError(str(error)) from None
 
 
-async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
+async def find_leader(api: Api, namespace: str, name: str) -> LeadingPod:
     """Return the pod that holds the Lease.
 
     Raise NoConnectionError if the Lease is missing or unreadable, or its holder's name cannot be a pod's: the user may
-    give another way to connect. Raise InvalidResponseError if no operator holds the Lease.
+    give another way to connect. Raise OperatorRequestError if no operator holds the Lease.
     """
     try:
         lease = await api.get(object_path("leases", namespace, name), Lease)
@@ -113,7 +116,7 @@ async def find_leader(api: Api, namespace: str, name: str) -> LeaderAddress:
         raise NoConnectionError(_describe_lease_error(error, namespace, name)) from None
     holder = _leading_pod(lease.spec, namespace, name)
     page_auth = lease.metadata.annotations.get(PAGE_AUTH_ANNOTATION)
-    return LeaderAddress(holder, lease.spec, authenticates_users=page_auth == PAGE_AUTH_KUBERNETES)
+    return LeadingPod(holder, lease.spec, authenticates_users=page_auth == PAGE_AUTH_KUBERNETES)
 
 
 def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
@@ -121,7 +124,7 @@ def _leading_pod(spec: LeaseSpec, namespace: str, lease: str) -> str:
         renewed = f" and was last renewed {format_age(spec.renew_time)}" if spec.renew_time else ""
         message = f"No operator is leader: the Lease {lease} in namespace {namespace} has no holder{renewed}"
         problem = f"{message}; check that the operator runs. Until then the conditions of groups are not updated"
-        raise InvalidResponseError(problem)
+        raise OperatorRequestError(problem)
     if not is_dns_subdomain(spec.holder_identity):
         held = f"The Lease {lease} in namespace {namespace} is held by {spec.holder_identity!r}"
         raise NoConnectionError(f"{held}, which is not a valid pod name; run the operator in the cluster")
@@ -141,8 +144,8 @@ def _describe_lease_error(error: ApiError, namespace: str, lease: str) -> str:
     return f"The Lease {lease} in namespace {namespace} cannot be read: {error}; try again"
 
 
-def _describe_refusal(status: int, message: str, namespace: str, lease: str, leader: LeaderAddress) -> str:
-    """Return the sentence that explains why the request to the leading pod failed."""
+def _describe_refusal(status: int, message: str, namespace: str, lease: str, leader: LeadingPod) -> str:
+    """Return the sentence for a request that the API server did not pass on to the leading pod."""
     pod = leader.pod
     spec = leader.lease
     if status == HTTPStatus.UNAUTHORIZED:
@@ -164,7 +167,7 @@ def _describe_refusal(status: int, message: str, namespace: str, lease: str, lea
 
 
 def _overdue_seconds(lease: LeaseSpec) -> float:
-    """Return by how many seconds the renewal of the Lease is overdue, by this machine's clock."""
+    """Return by how many seconds the renewal of the Lease is overdue, by this machine's clock; negative: not yet."""
     renewed = parse_time(lease.renew_time)
     return 0.0 if renewed is None else time.time() - renewed - (lease.lease_duration_seconds or 0)
 

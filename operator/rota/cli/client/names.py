@@ -1,4 +1,4 @@
-"""Names of groups on the command line, and the namespace of a name without one."""
+"""Parses names of groups on the command line, and finds the namespace of a name without one."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,7 +40,10 @@ class Scope:
         return namespace or self.namespace, name
 
     def _default_namespace(self) -> str:
-        """Return the pod's own namespace, or that of the kubeconfig's context; the login reports errors later."""
+        """Return the pod's own namespace, or that of the kubeconfig's context.
+
+        Unreadable files are ignored: the login, which reads them again, reports the error.
+        """
         namespace = ""
         with suppress(OSError, LoginError, UnicodeDecodeError):
             if self.login.uses_pod_account:

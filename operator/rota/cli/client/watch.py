@@ -1,4 +1,4 @@
-"""Prints the operator's response to a request, once or on every change."""
+"""Prints the operator's response to a request: once or, with `--watch`, on every change."""
 
 # ruff: noqa: T201 - this module prints
 
@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 from rota.cli.client.http import connect_directly
-from rota.cli.client.requests import InvalidResponseError, SendRequest, fetch_response
+from rota.cli.client.requests import OperatorRequestError, SendRequest, fetch_response
 from rota.cli.console.formatting import print_line
 from rota.cli.console.output import print_value, sanitize_line
 from rota.kube.client.login.kubeconfig import LoginOptions
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 POLL_SECONDS = 2.0  # seconds between two requests
 
 
-class WatchRequest(NamedTuple, Generic[T]):
+class PrintableRequest(NamedTuple, Generic[T]):
     """A request to the operator, and how its response is printed."""
 
     path: str
@@ -31,11 +31,11 @@ class WatchRequest(NamedTuple, Generic[T]):
     print_text: Callable[[T], None]  # prints the response as text
     params: Mapping[str, str] = MappingProxyType({})
     select: Callable[[T], T] = lambda value: value  # selects the requested part of the response
-    object_names: Callable[[T], Iterable[str]] = lambda _: ()  # names of the objects, as kubectl accepts them
+    object_names: Callable[[T], Iterable[str]] = lambda _: ()  # for `-o name`: names of objects as kubectl accepts them
 
 
 class _TerminalBuffer(io.StringIO):
-    """A text buffer that pretends to be a terminal, so that tables fit its width."""
+    """A text buffer that claims to be a terminal, so that tables are laid out for the real terminal's width."""
 
     def isatty(self) -> bool:
         return True
@@ -50,9 +50,9 @@ class Target(NamedTuple):
     login: LoginOptions
 
 
-def print_response(request: WatchRequest[T], target: Target, *, output: str, watch: bool) -> None:
+def print_response(request: PrintableRequest[T], target: Target, *, output: str, watch: bool) -> None:
     """Print the response; with `watch`, print each change of it until Ctrl-C."""
-    output = "table" if output == "wide" else output  # the request already selects the columns
+    output = "table" if output == "wide" else output  # `request.print_text` prints the wide columns
 
     async def run() -> None:
         async with _connect(target) as send:
@@ -80,7 +80,7 @@ def _connect(target: Target) -> AbstractAsyncContextManager[SendRequest]:
     return leader_connection.connect_through_cluster(target.operator_namespace, target.lease, target.login)
 
 
-def _print_formatted(request: WatchRequest[T], value: T, output: str) -> None:
+def _print_formatted(request: PrintableRequest[T], value: T, output: str) -> None:
     if output == "name":
         for name in request.object_names(value):
             print_line(name)
@@ -88,7 +88,7 @@ def _print_formatted(request: WatchRequest[T], value: T, output: str) -> None:
         print_value(msgspec.to_builtins(value), output, lambda: request.print_text(value))
 
 
-async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable[T]], output: str) -> None:
+async def _print_changes(request: PrintableRequest[T], fetch: Callable[[], Awaitable[T]], output: str) -> None:
     """Print the response again after each change; errors of requests in between go to standard error."""
     shown = await fetch()
     problem = ""
@@ -101,7 +101,7 @@ async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable
             try:
                 shown = await fetch()
                 problem = ""
-            except InvalidResponseError as error:
+            except OperatorRequestError as error:
                 if problem != str(error):
                     problem = str(error)
                     print(f"rota: {sanitize_line(problem)}", file=sys.stderr)
@@ -110,11 +110,11 @@ async def _print_changes(request: WatchRequest[T], fetch: Callable[[], Awaitable
 
 
 def _without_sample_time(value: msgspec.Struct) -> msgspec.Struct:
-    """Return the value without the time of the last sample, whose change does not count."""
+    """Return the response without `looked_at`, the time of the last sample: a new time alone is no change."""
     return msgspec.structs.replace(value, looked_at=None) if hasattr(value, "looked_at") else value
 
 
-async def _update_in_place(request: WatchRequest[T], fetch: Callable[[], Awaitable[T]]) -> None:
+async def _update_in_place(request: PrintableRequest[T], fetch: Callable[[], Awaitable[T]]) -> None:
     """Update a terminal in place; an error is shown below the last successful response."""
     from rich.live import Live  # noqa: PLC0415 - rich is for tables only
     from rich.text import Text  # noqa: PLC0415
@@ -131,7 +131,7 @@ async def _update_in_place(request: WatchRequest[T], fetch: Callable[[], Awaitab
             try:
                 value = await fetch()
                 problem = ""
-            except InvalidResponseError as error:
+            except OperatorRequestError as error:
                 problem = f"rota: {sanitize_line(str(error))}"
 
 

@@ -19,7 +19,7 @@ def explain_owners(inputs: GroupInputs, queue: str | None) -> dict[str, Any]:
     """Return the reason for one queue or, without one, for each moving queue; if none moves, an example per member."""
     policy = inputs.policy
     roster = inputs.roster
-    if inputs.unmanaged:  # unmanaged consumers compute one assignment over all consumers, so explain that one
+    if inputs.unmanaged:  # these compute one assignment over all consumers, so that is the one to explain
         policy = UNMANAGED_POLICY
         roster = Roster.of(roster.queues, [*roster.members, *inputs.unmanaged], inputs.current_owners)
     result = {"strategy": policy.strategy, "foreigners": inputs.unmanaged}

@@ -16,7 +16,7 @@ from rota.pipeline.report.plots import format_number
 from rota.sentences import pluralize
 
 ROLLUP = "marts/rollup"
-# Columns of the printed table, and how the total combines the hours; None: not combined.
+# Columns of the printed table, and the function that combines the hours to a total; None: the total has no value.
 PRINTED_COLUMNS: dict[str, Callable[[list[Any]], Any] | None] = {
     "group": None,
     "hour": None,
@@ -70,7 +70,7 @@ class RollupReader:
         return GroupRollup(self.snapshot, rows, total_of(rows))
 
     def _newest_hour(self) -> datetime:
-        """Return the newest hour of any group; days in the future come from a wrong clock and are ignored."""
+        """Return the newest hour of any group; ignore days in the future, which come from a wrong clock."""
         fragments = self._dataset.get_fragments()
         days = {ds.get_partition_keys(fragment.partition_expression).get("date") for fragment in fragments}
         today = datetime.now(UTC).date()
@@ -109,7 +109,7 @@ def _format_cell(value: Any) -> Any:
 
 
 def total_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return sums, the highest lag and delay, and whether all hours are complete; None where no hour has a value."""
+    """Return the total of the hours: sums, the highest lag and delay, and whether all are complete; None: unknown."""
     total: dict[str, Any] = {"group": rows[0]["group"], "hour": "total"}
     for name, combine in PRINTED_COLUMNS.items():
         values = [row[name] for row in rows if row.get(name) is not None]

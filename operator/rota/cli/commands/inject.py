@@ -20,7 +20,7 @@ from rota.spec.names import is_dns_subdomain
 
 WORKLOAD_API_VERSIONS = {"Deployment": "apps/v1", "StatefulSet": "apps/v1", "DaemonSet": "apps/v1", "Pod": "v1"}
 MAX_NAMED_OBJECTS = 5  # names of unchanged objects in the message
-LINE_WIDTH = 1_000_000  # of YAML output: no line is wrapped
+LINE_WIDTH = 1_000_000  # so long that PyYAML wraps no line
 
 # Comments before a document, and its `---`.
 _LEADING_COMMENTS = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n|---[ \t]*(?:#[^\n]*)?\n)*")
@@ -93,6 +93,7 @@ def rewrite_manifests(text: str, source_name: str, request: InjectRequest) -> tu
 
 
 def _split_documents(text: str, source_name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the text of each YAML document, with the comments before it, and its value."""
     with translate_yaml_errors(source_name, "Kubernetes manifests"):
         starts: list[int] = []
         for event in yaml.parse(text, KubectlLoader):
@@ -154,7 +155,10 @@ def _inject_workload(document: dict[Any, Any], request: InjectRequest) -> dict[A
 
 
 def _inject_template(template: dict[Any, Any], request: InjectRequest) -> dict[Any, Any]:
-    """Add the sidecar, or remove it if the template has the group's label; raise for an invalid template either way."""
+    """Add the sidecar; or, for `uninject`, remove it if the template has the label of the requested group.
+
+    Raise InvalidSpecError for an invalid template, also if it has another label.
+    """
     if not request.uninject:
         return inject(template, request.group, request.sidecar)
     without_sidecar = remove_sidecar(template)

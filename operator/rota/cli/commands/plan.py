@@ -15,7 +15,7 @@ from rota.sentences import pluralize
 
 
 def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
-    """Return a plan as plain values; unmanaged consumers, if any, own all queues that no member owns."""
+    """Return a plan as plain values; if there are unmanaged consumers, they own all queues that no member owns."""
     roster = inputs.roster
     unmanaged = inputs.unmanaged
     policy = UNMANAGED_POLICY if unmanaged else inputs.policy
@@ -51,6 +51,7 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
     roster = inputs.roster
     notes = []
     members = set(roster.members)
+    # One name for each queue whose present owner is not a member.
     if missing_owners := [name for name in inputs.current_owners.values() if name not in members]:
         names = ", ".join(sorted(set(missing_owners))[:3])
         belong = "queue belongs" if len(missing_owners) == 1 else "queues belong"

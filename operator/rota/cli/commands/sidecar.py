@@ -39,7 +39,7 @@ FOLDER_MODE = 0o700
 
 
 class MessageSource(NamedTuple):
-    """The brokers, and how a member connects to them; `memory_cluster` is set for a broker in memory."""
+    """The brokers, and a function that connects a member to them; `memory_cluster` is set for a broker in memory."""
 
     brokers: Brokers
     connect: Connect
@@ -115,13 +115,13 @@ def _stop_on_signal(stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
 
-    def end() -> None:
+    def stop() -> None:
         stopping.set()
-        for number in signals:
+        for number in signals:  # a second signal does not wait for open deliveries
             loop.remove_signal_handler(number)
 
     for number in signals:
-        loop.add_signal_handler(number, end)
+        loop.add_signal_handler(number, stop)
 
 
 async def _connect_memory(group: GroupSpec) -> MessageSource:
@@ -223,7 +223,7 @@ async def _send_lines(memory_cluster: MemoryCluster) -> None:
 def _read_lines(on_line: Callable[[bytes], object]) -> None:
     """Read standard input to the end, in a thread of its own: asyncio cannot wait for every kind of file.
 
-    It reads by the descriptor: a thread that is stopped within Python's buffered reader blocks the interpreter's exit.
+    `os.read` is used, because a thread within Python's buffered reader would block the interpreter's exit.
     """
     incomplete = b""
     with suppress(OSError, ValueError, AttributeError, RuntimeError):  # no standard input, or the event loop is closed

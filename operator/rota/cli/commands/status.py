@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rota.cli.client.names import Scope
-from rota.cli.client.watch import WatchRequest
+from rota.cli.client.watch import PrintableRequest
 from rota.cli.console.formatting import (
     format_age,
     format_duration,
@@ -24,15 +24,15 @@ from rota.model import parse_queue
 from rota.sentences import pluralize
 
 GROUP_RESOURCE = "consumergroup.rota.dev"  # the kind's name in kubectl
-MAX_REBALANCES = 10  # in a table; -o json shows all that the operator knows
+MAX_REBALANCES = 10  # rows of the table; -o json has all rebalances that the operator knows
 
 
-def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: bool = False) -> WatchRequest[Any]:
+def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: bool = False) -> PrintableRequest[Any]:
     """Return the request for all groups of a namespace or, with `group`, for one group."""
     if group is not None:
         if everywhere:
             raise ValueError(f"--all-namespaces is for all groups, and {group} is one; remove one of them")
-        return WatchRequest(
+        return PrintableRequest(
             _group_path(group, scope),
             schema.GroupDetail,
             lambda reply: _print_status(reply, wide=wide),
@@ -46,7 +46,7 @@ def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: b
         groups = [row for row in reply.groups if namespace in {None, row.namespace}]
         return msgspec.structs.replace(reply, groups=groups)
 
-    return WatchRequest(
+    return PrintableRequest(
         "/v1/groups",
         schema.GroupList,
         lambda reply: _print_groups(reply, namespace, wide=wide),
@@ -55,9 +55,9 @@ def status_request(group: str | None, scope: Scope, *, everywhere: bool, wide: b
     )
 
 
-def members_request(group: str, scope: Scope, *, wide: bool = False) -> WatchRequest[schema.GroupDetail]:
+def members_request(group: str, scope: Scope, *, wide: bool = False) -> PrintableRequest[schema.GroupDetail]:
     """Return the request for the members of a group."""
-    return WatchRequest(
+    return PrintableRequest(
         _group_path(group, scope),
         schema.GroupDetail,
         lambda detail: _print_members(detail, wide=wide),
@@ -65,7 +65,7 @@ def members_request(group: str, scope: Scope, *, wide: bool = False) -> WatchReq
     )
 
 
-def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequest[schema.GroupDetail]:
+def lag_request(group: str, scope: Scope, by: str, top: int | None) -> PrintableRequest[schema.GroupDetail]:
     """Return the request for the lag of each queue of a group."""
 
     def select_queues(detail: schema.GroupDetail) -> schema.GroupDetail:
@@ -76,13 +76,13 @@ def lag_request(group: str, scope: Scope, by: str, top: int | None) -> WatchRequ
             selected += [queue for queue in ordered if queue.kind == kind][:top]
         return msgspec.structs.replace(detail, queues=selected)
 
-    return WatchRequest(_group_path(group, scope), schema.GroupDetail, _print_lag, select=select_queues)
+    return PrintableRequest(_group_path(group, scope), schema.GroupDetail, _print_lag, select=select_queues)
 
 
-def explain_request(group: str, queue: str | None, scope: Scope) -> WatchRequest[schema.OwnerReasons]:
+def explain_request(group: str, queue: str | None, scope: Scope) -> PrintableRequest[schema.OwnerReasons]:
     """Return the request for the reason of a queue's owner; without a queue, for that of each member's first queue."""
     params = {} if queue is None else {"queue": str(parse_queue(queue))}
-    return WatchRequest(f"{_group_path(group, scope)}/why", schema.OwnerReasons, _print_reasons, params)
+    return PrintableRequest(f"{_group_path(group, scope)}/why", schema.OwnerReasons, _print_reasons, params)
 
 
 def _group_path(group: str, scope: Scope) -> str:
@@ -125,7 +125,7 @@ def _summary_row(group: schema.GroupSummary, *, wide: bool, with_namespace: bool
 
 
 def _describe_rebalance(rebalance: Rebalance | None, *, is_moving: bool) -> str:
-    """Describe the last rebalance; while it is in progress without its numbers, which still grow."""
+    """Describe the last rebalance; without its numbers while it is in progress, because they still grow."""
     if rebalance is None:
         return "none"
     start = f"{rebalance.reason} {format_age(rebalance.at)}"
@@ -136,7 +136,7 @@ def _describe_rebalance(rebalance: Rebalance | None, *, is_moving: bool) -> str:
 
 
 def _is_in_progress(rebalance: Rebalance, *, is_moving: bool) -> bool:
-    """Return whether a rebalance still moves queues; without `is_moving`, its end was not recorded."""
+    """Return whether a rebalance still moves queues. If none moves and `seconds` is None, its end was not recorded."""
     return rebalance.seconds is None and is_moving
 
 

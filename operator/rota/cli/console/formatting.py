@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from rota.cli.console.output import COLUMN_GAP_CHARACTERS, print_table, sanitize_line
 from rota.sentences import join_names
 
-MAX_NUMBER = 2**63  # this and larger numbers are invalid
-MAX_DURATION_SECONDS = 1e10  # seconds: longer durations are invalid
+MAX_NUMBER = 2**63  # this number and larger ones are printed as unknown
+MAX_DURATION_SECONDS = 1e10  # a longer duration is printed as unknown
 MAX_SUGGESTED_NAMES = 3
 
 _MINUTE_SECONDS = 60
@@ -63,14 +63,14 @@ def suggest_names(name: str, names: Collection[str]) -> str:
 
 
 def format_number(value: int | None, *, is_estimate: bool = False) -> str:
-    """Return a number, with ~ for an estimate; None is unknown."""
+    """Return a number as text, with ~ for an estimate; "unknown" for None."""
     if value is None or not 0 <= value < MAX_NUMBER:
         return "unknown"
     return f"~{value}" if is_estimate else f"{value}"
 
 
 def format_rate(value: float | None) -> str:
-    """Return a rate per second; None is unknown."""
+    """Return a rate per second as text; "unknown" for None."""
     return "unknown" if value is None or not 0 <= value < MAX_NUMBER else f"{value:.1f}/s"
 
 

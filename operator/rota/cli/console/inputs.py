@@ -20,6 +20,7 @@ from rota.spec import GroupSpec, InvalidSpecError, PolicySpec, parse_group, pars
 T = TypeVar("T")
 
 MAX_MEMBERS = 99_999  # a larger number is taken for a mistyped one
+# PyYAML's constructors raise any Python error for an invalid date or tag.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
@@ -29,10 +30,10 @@ class GroupInputs(NamedTuple):
     group: GroupSpec
     policy: PolicySpec
     roster: Roster
-    unmanaged: list[str]  # unmanaged consumers; with any, queues are shared by their strategy, not the policy's
+    unmanaged: list[str]  # names of unmanaged consumers; if there are any, their strategy replaces the policy's
     rooms: dict[str, str]
     current_owners: dict[Queue, str]
-    client_ids: list[str]  # client ids of connected consumers, if brokers were asked
+    client_ids: list[str]  # client ids of connected consumers; known only with --name-server
 
 
 def read_group_inputs(options: Mapping[str, Any]) -> GroupInputs:
@@ -103,7 +104,8 @@ class YamlDocument(NamedTuple):
             return parser(self.body)
         except InvalidSpecError as mistake:
             message = str(mistake)
-        path_match = re.match(r"[\w.\[\]]*", message)  # a message starts with the field's path, or with a sentence
+        # A message starts with a field's path or is a sentence, whose first word `position_of` does not find.
+        path_match = re.match(r"[\w.\[\]]*", message)
         path = path_match[0] if path_match else ""
         unknown = re.search(r"unknown field (\w+)$", message)
         if unknown:
@@ -132,7 +134,7 @@ def translate_yaml_errors(source_name: str, remedy: str) -> Iterator[None]:
         yield
     except RecursionError:  # valid YAML: Kubernetes stores objects with thousands of levels, and kubectl prints them
         raise ValueError(f"{source_name} is nested too deeply") from None
-    except _YAML_ERRORS as error:  # its constructors let any Python error of an invalid date or tag through
+    except _YAML_ERRORS as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}" if mark else ""
         raise ValueError(f"{source_name} is not valid YAML{line}; give {remedy}") from None
@@ -230,7 +232,7 @@ def _parse_members(text: str) -> list[str]:
     number = text.lstrip("0")
     if len(number) > len(str(MAX_MEMBERS)):
         raise ValueError(f"--members {text} is more than {MAX_MEMBERS}")
-    return [f"m{index}" for index in range(int(number))]  # the same names for any number of members
+    return [f"m{index}" for index in range(int(number))]  # the names do not depend on the number of members
 
 
 def _parse_rooms(text: str, roster: Roster) -> dict[str, str]:

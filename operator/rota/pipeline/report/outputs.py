@@ -26,7 +26,7 @@ CHOSEN_TABLE = "marts/chosen"
 TableWriter = Callable[[str, DataFrame], DataFrame]  # writes a table by its name, and returns it as it was written
 
 
-def persist_table(_name: str, rows: DataFrame) -> DataFrame:
+def cache_table(_name: str, rows: DataFrame) -> DataFrame:
     """Return a table, and let Spark cache it; nothing is written to a lake. For callers without a lake."""
     return rows.persist(StorageLevel.DISK_ONLY)
 
@@ -50,7 +50,7 @@ def write_recommendation(  # noqa: PLR0913 - options of the command
     weights: CostWeights | None = None,
     min_gain: float = MIN_GAIN_FRACTION,
     max_plots: int = DEFAULT_PLOTS,
-    write_table: TableWriter = persist_table,
+    write_table: TableWriter = cache_table,
     extras: ReportExtras | None = None,
 ) -> Findings:
     """Write costs, recommendations, and a folder with `policies/*.yaml` and `report.html`; return the report's data."""

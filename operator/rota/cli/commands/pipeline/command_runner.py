@@ -33,9 +33,9 @@ def with_spark(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_spark_starter(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command a function that starts Spark at its first call, and a progress printer.
+    """Give a command a function that starts Spark at its first call, a progress printer, and its inputs.
 
-    User errors exit with one sentence and code 2.
+    Inputs are the options, with files read and lakes opened. User errors exit with one sentence and code 2.
     """
 
     @wraps(command)
@@ -67,7 +67,7 @@ def _read_inputs(command: str, options: Mapping[str, Any]) -> dict[str, Any] | N
 
     inputs = dict(options)
     inputs |= _read_files(command, options)
-    inputs.pop("scale", None)  # the rates are scaled
+    inputs.pop("scale", None)  # `rates` are scaled already
     try:
         inputs |= _open_inputs(command, options)
     except NothingToReadError as error:
@@ -100,7 +100,7 @@ def _read_files(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_metrics(options: Mapping[str, Any]) -> "MetricsOutput | None":
-    """Return where a run writes its metrics; the package that does so is needed only then."""
+    """Return where a run writes its metrics; None: nowhere, and prometheus_client need not be installed."""
     if options["metrics_file"] is None and options["push_gateway"] is None:
         return None
     from rota.cli.commands.pipeline.run.metrics import MetricsOutput
@@ -124,7 +124,7 @@ def _open_inputs(command: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def translate_errors(install_command: str = INSTALL_COMMAND) -> Iterator[None]:
-    """Turn an exception that a user can fix into a ValueError with one sentence."""
+    """Turn an exception whose cause a user can remove into a ValueError with one sentence."""
     try:
         yield
     except ModuleNotFoundError as error:

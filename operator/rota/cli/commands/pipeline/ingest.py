@@ -1,4 +1,4 @@
-"""`rota pipeline ingest`: what it prints, and how it keeps other ingests of the lake away."""
+"""`rota pipeline ingest`: adds new segments of the journal to a lake, while it holds the lake's lease for ingests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def hold_lease(lake: Lake, progress: Progress, *, if_any: bool) -> Iterator[None]:
-    """Keep other ingests of a lake away; raise LeaseTakenError if one is running.
+    """Hold the lease of a lake, so that no other ingest starts; raise LeaseTakenError if one is running.
 
-    With `if_any`, wait until a killed one's lease has expired, since a Job's second attempt soon follows the first.
-    End the command with exit code 0 if the other one is still running.
+    With `if_any`, wait first: if the other ingest was killed, as before a Job's second attempt, its lease expires. If
+    it is still running, end the command with exit code 0.
     """
 
     def wait(seconds: float) -> None:

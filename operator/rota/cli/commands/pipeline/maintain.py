@@ -1,4 +1,4 @@
-"""`rota pipeline maintain`: upkeep of a lake without Spark, and what it prints."""
+"""`rota pipeline maintain`: compacts a lake and deletes its old days and snapshots, without Spark."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -33,8 +33,8 @@ def maintain(
     if is_optional and not has_snapshot:
         print_line(f"{lake.uri} has no snapshot yet")
         return
-    if has_snapshot:  # without one, `run` raises before the check could write its probe to a place without a lake
-        check_clock(lake.store, now)  # the age of files decides which ones are removed
+    if has_snapshot:  # otherwise `run` raises; the check would write its probe to a place that is no lake
+        check_clock(lake.store, now)  # files are removed by their age
     summary = maintenance.run()
     print_value(asdict(summary), output, lambda: _print_summary(lake.uri, summary))
 

@@ -9,17 +9,17 @@ from rota.cli.commands.pipeline.output_paths import check_own_folder, check_writ
 from rota.cli.commands.pipeline.progress import print_note
 from rota.object_store import FOLDER_SCHEME, ObjectStore, is_missing_folder, open_store, parse_location
 from rota.object_store.segments import segment_hour
-from rota.pipeline.ingest.extent import check_history, first_day, read_days
+from rota.pipeline.ingest import extent
 from rota.pipeline.lake.snapshots import LakeSnapshot
 from rota.pipeline.lake.tables import Lake
-from rota.pipeline.report.outputs import persist_table
+from rota.pipeline.report.outputs import cache_table
 from rota.pipeline.synthetic.generate import check_empty
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-JOURNAL = "journal"  # folder of the lake
+JOURNAL = "journal"  # the journal's default folder in a lake
 GAP = "lake/gap"
 EXAMPLE_SEGMENT = "date=2026-11-21/08-NAME.jsonl.gz"
 
@@ -27,15 +27,16 @@ EXAMPLE_SEGMENT = "date=2026-11-21/08-NAME.jsonl.gz"
 class OpenedLake:
     """A lake and the snapshot that a command reads.
 
-    Only a command that reads the newest snapshot writes marts. Others would replace newer results by older ones.
+    Only a command that reads the newest snapshot writes marts (result tables). With an older snapshot, nothing is
+    written, because newer results would be replaced by older ones.
     """
 
     def __init__(self, lake: Lake, snapshot: LakeSnapshot, *, is_newest: bool) -> None:
         self.lake = lake
         self.snapshot = snapshot
         self._is_newest = is_newest
-        self._versions: dict[str, int] = {}  # of the marts that were written and not published yet
-        self.rows: dict[str, int] = {}  # number of written rows, by mart
+        self._versions: dict[str, int] = {}  # by mart the version that was written and is not published yet
+        self.rows: dict[str, int] = {}  # by mart the number of written rows
 
     def read(self, spark: "SparkSession", name: str) -> "DataFrame":
         """Return the rows of a table in the snapshot, without rows that this command has written since."""
@@ -47,22 +48,23 @@ class OpenedLake:
 
     def first_day(self, days: int | None) -> date | None:
         """Return the first of the last `days` days of the history; None: use all days."""
-        return first_day(self.lake, self.snapshot, days) if days else None
+        return extent.first_day(self.lake, self.snapshot, days) if days else None
 
     def days_since(self, since: date | None) -> Collection[date] | None:
         """Return the days of the history from a day on; None: all."""
         if since is None:
             return None
-        return [day for day in read_days(self.lake, self.snapshot) if day >= since]
+        return [day for day in extent.read_days(self.lake, self.snapshot) if day >= since]
 
     def write(self, name: str, rows: "DataFrame", dates: Collection[date] | None = None) -> "DataFrame":
         """Replace the rows of a mart, or those of some dates, and return the new rows.
 
-        Raise ValueError if the mart's log has lost commits.
+        With an older snapshot, nothing is written, and `rows` are returned. Raise ValueError if the mart's log has lost
+        commits.
         """
         if not self._is_newest:
-            return persist_table(name, rows)
-        self.lake.head(self.snapshot, name)  # only for its check that the log has all commits
+            return cache_table(name, rows)
+        self.lake.head(self.snapshot, name)  # called only because it raises if the log has lost commits
         table = self.lake.table(name)
         version, self.rows[name] = table.replace(rows, dates, base=self.snapshot.version(name))
         if version is not None:
@@ -74,7 +76,10 @@ class OpenedLake:
         return self.lake.table(GAP).count(self.snapshot.version(GAP), self.first_day(days))
 
     def publish(self) -> LakeSnapshot:
-        """Publish the marts that were written since the last call in one snapshot; return the newest snapshot."""
+        """Publish the marts that were written since the last call in one snapshot, and return that snapshot.
+
+        If nothing was written, return the snapshot that the command reads.
+        """
         if not self._is_newest:
             newer = "the marts are of the newest one, and stay as they are"
             print_note(f"nothing is written to the lake: snapshot {self.snapshot.number} is an older one; {newer}")
@@ -87,12 +92,12 @@ class OpenedLake:
 
 
 class NothingToReadError(Exception):
-    """There is no journal or no history yet; the text is a sentence for users."""
+    """Raised if there is no journal or no history yet; the text is a sentence for users."""
 
 
 def open_lake(uri: str) -> Lake:
     """Return a lake; raise ValueError if an early version of Rota wrote it, or if its folder has other files."""
-    lake = Lake(uri)
+    lake = Lake(uri)  # raises if an early version wrote it
     location = parse_location(lake.uri)
     if location.scheme == FOLDER_SCHEME:
         check_own_folder(Path(location.path))
@@ -114,7 +119,8 @@ def _check_writable(uri: str) -> None:
 def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> OpenedLake:
     """Choose the snapshot that a command reads, and print it.
 
-    Raise ValueError if it has no records, or if it is the newest one and no marts can be written.
+    Raise NothingToReadError if there is no snapshot, ValueError if it has no records, or if it is the newest one and no
+    marts can be written.
     """
     newest = lake.snapshots.latest()
     if not newest.number:
@@ -124,7 +130,7 @@ def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> Ope
     is_newest = snapshot.number == newest.number
     if is_newest:  # its marts are written
         _check_writable(lake.uri)
-    check_history(lake, snapshot)
+    extent.check_history(lake, snapshot)
     created_at = snapshot.created_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     print_note(f"reading snapshot {snapshot.number} of {lake.uri}, published {created_at}")
     return OpenedLake(lake, snapshot, is_newest=is_newest)

@@ -29,7 +29,7 @@ def check_report_folder(to: str, lake: str) -> None:
         raise ValueError(f"--to {to} is inside the lake {Path(location.path).absolute()}; name a folder elsewhere")
     for pattern, prefix in REPLACED_FILES.items():
         for path in folder.glob(pattern):
-            with path.open("r+b") as file:  # writable, too
+            with path.open("r+b") as file:  # fails also if the file cannot be written
                 if file.read(len(prefix)) != prefix.encode():
                     raise ValueError(f"{path} would be replaced, but is not a file of this command; name another --to")
 
@@ -50,7 +50,8 @@ def check_writable(option: str, folder: Path, shown: str) -> None:
     if not parent.is_dir():
         raise ValueError(f"{option} {shown} cannot be a folder, because {parent} is a file; name another")
     try:
-        with TemporaryFile(dir=parent, prefix=".rota-"):  # permissions tell less: root has all, but not in /proc
+        # Try it, because permissions do not show everything: root has all permissions, but cannot write in /proc.
+        with TemporaryFile(dir=parent, prefix=".rota-"):
             pass
     except OSError as error:
         problem = f"nothing can be created in {parent} ({error.strerror})"

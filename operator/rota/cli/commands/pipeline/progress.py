@@ -9,7 +9,7 @@ from typing import Self
 
 from rota.cli.console.output import sanitize_line
 
-QUIET_SECONDS = 10.0  # if standard error is no terminal, a shorter run logs no messages
+QUIET_SECONDS = 10.0  # if standard error is not a terminal, a shorter run prints no messages
 
 
 class Progress:
@@ -17,7 +17,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._quiet_until = time.monotonic() + QUIET_SECONDS
-        # Prints the present step when QUIET_SECONDS are over; None if no step has waited.
+        # Prints the present step when QUIET_SECONDS are over; None: no step has had to wait for that yet.
         self.pending_timer: Timer | None = None
 
     def __call__(self, step: str) -> None:

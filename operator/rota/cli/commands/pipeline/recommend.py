@@ -1,4 +1,4 @@
-"""`rota pipeline recommend`: its inputs, its steps and its printed summary."""
+"""`rota pipeline recommend`: simulates policies, writes a recommendation for each group, and prints a summary."""
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
@@ -104,7 +104,7 @@ def write_report(
 
 
 def read_earlier_advice(spark: "SparkSession", opened: OpenedLake) -> "EarlierAdvice | None":
-    """Return the recommendations of an earlier run, None if there are none; this run may write new ones over them."""
+    """Return the recommendations of an earlier run as the snapshot has them; None if there are none."""
     from rota.pipeline.report.earlier_advice import EarlierAdvice
     from rota.pipeline.report.outputs import CHOSEN_TABLE
 

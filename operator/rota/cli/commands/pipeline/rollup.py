@@ -1,4 +1,4 @@
-"""`rota pipeline rollup` and `timeline`: their marts, and what they print."""
+"""`rota pipeline rollup` and `timeline`: write marts (result tables) of the history, and print their first rows."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 VIOLATIONS = "marts/violations"
-MAX_COLLECTED_ROWS = 10_000  # of a result; with more, json and yaml print none
-MAX_TABLE_ROWS = 40  # printed as a table, for people
+MAX_COLLECTED_ROWS = 10_000  # a result with more rows is not printed as JSON or YAML
+MAX_TABLE_ROWS = 40  # rows that are printed as a table
 
 ToCells = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -95,7 +95,10 @@ def write_audit(progress: Progress, reports: "DataFrame", opened: OpenedLake) ->
 def _print_rows(
     rows: list[dict[str, Any]], output: str, table: str, opened: OpenedLake, *, rest_hint: str, to_cells: ToCells = dict
 ) -> None:
-    """Print the first rows, and `rest_hint` if there are others; as json and yaml print all, or raise ValueError."""
+    """Print the first rows as a table, and `rest_hint` if there are others; as JSON or YAML print all rows.
+
+    Raise ValueError if these are too many.
+    """
     has_all = len(rows) <= MAX_COLLECTED_ROWS
     if output != "table" and not has_all:
         raise ValueError(f"{table} has more than {MAX_COLLECTED_ROWS:,} rows, too many to print; read the table")
@@ -104,7 +107,7 @@ def _print_rows(
         print_table([to_cells(row) for row in rows[:MAX_TABLE_ROWS]])
         if (others := len(rows) - MAX_TABLE_ROWS) > 0:
             number = f"{'' if has_all else 'at least '}{pluralize(others, 'more row')}"
-            is_written = table in opened.rows  # false: the snapshot is an older one
+            is_written = table in opened.rows  # False for an older snapshot: then the table has other rows
             print_line(f"And {number}: {rest_hint if is_written else '-o json prints all'}")
 
     print_value(rows, output, print_first)

@@ -1,4 +1,4 @@
-"""`rota pipeline simulate` and `generate`: replay of history under other policies, and synthetic journals."""
+"""`rota pipeline simulate` and `generate`: replay histories under other policies, and write synthetic journals."""
 
 # ruff: noqa: PLC0415 - Spark is imported by the command that needs it
 
@@ -67,7 +67,7 @@ def _print_results(lines: list[dict[str, Any]], problem_rows: "list[Row]") -> No
 
 
 def read_histories(spark: "SparkSession", progress: Progress, opened: OpenedLake, days: int | None) -> "DataFrame":
-    """Return the history of each group, persisted."""
+    """Return the history of each group, which Spark computes once and keeps on disk."""
     from rota.pipeline.history.reading.buckets import read_history
     from rota.pipeline.replay.group_history import REPLAYED_KINDS
     from rota.pipeline.replay.job import build_histories, persist_on_disk
@@ -80,7 +80,7 @@ def read_histories(spark: "SparkSession", progress: Progress, opened: OpenedLake
 def run_simulation(
     progress: Progress, histories: "DataFrame", policies: Mapping[str, PolicySpec], opened: OpenedLake
 ) -> "Simulation":
-    """Simulate, write the marts `results` and `series`, and return what is read back from them."""
+    """Simulate, write the marts `results` and `series`, and return the written tables."""
     from rota.pipeline.replay.job import Simulation, replay_histories
 
     groups = histories.count()

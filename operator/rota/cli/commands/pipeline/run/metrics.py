@@ -16,7 +16,7 @@ from rota.metrics import Labels, Metric
 JOB = "rota-pipeline"
 SUFFIX = ".prom"
 PUSH_TIMEOUT_SECONDS = 30.0
-_GATEWAY_PATTERN = re.compile(r"https?://[^/@\s]+(/\S*)?")
+_GATEWAY_PATTERN = re.compile(r"https?://[^/@\s]+(/\S*)?")  # without user:password@, which `ps` would show
 
 LAST_SUCCESS = Metric(
     "rota_pipeline_last_success_timestamp_seconds",
@@ -105,13 +105,13 @@ def build_registry(summary: RunSummary, now: float) -> CollectorRegistry:
     for metric, value in single_values.items():
         if value is not None:
             _add_gauge(registry, metric, {(summary.lake,): value})
-    by_name: dict[Metric, Mapping[str, float]] = {
+    values_by_label: dict[Metric, Mapping[str, float]] = {  # by the value of the metric's second label
         STEP_SECONDS: summary.seconds,
         ROWS: summary.rows,
         VIOLATIONS: summary.violations,
     }
-    for metric, values in by_name.items():
-        _add_gauge(registry, metric, {(summary.lake, name): value for name, value in values.items()})
+    for metric, values in values_by_label.items():
+        _add_gauge(registry, metric, {(summary.lake, label): value for label, value in values.items()})
     return registry
 
 

@@ -53,7 +53,7 @@ class PipelineRun:
 
     def examine(self, opened: OpenedLake) -> None:
         """Write hourly rollups, intervals and violations."""
-        with self.summary.measure("rollup"):  # its pass over the history also computes the rows of the timeline
+        with self.summary.measure("rollup"):  # one pass over the history also computes the rows of the timeline
             reports = rollup.read_reports(
                 self._spark, self._progress, opened, self._days, list(HistoryReport)
             ).persist()
@@ -86,9 +86,10 @@ class PipelineRun:
 
     def _publish(self, opened: OpenedLake) -> None:
         published = opened.publish()
-        # A call without new tables returns the snapshot that was read, an older one than earlier steps have published.
+        # If a step has written nothing, `publish` returns the snapshot that was read, which is older than that of a
+        # previous step.
         self.summary.published_snapshot = max(self.summary.published_snapshot, published.number)
-        self.summary.add_rows(opened.rows)  # of all steps so far; `add_rows` replaces the number of a table
+        self.summary.add_rows(opened.rows)  # `opened.rows` are of all steps so far; `add_rows` does not add them twice
 
 
 def run_all(
@@ -105,7 +106,7 @@ def run_all(
     Violations exit with code 1 only with `fail_on_violations`. By default they do not, because a Kubernetes Job would
     repeat the whole run, and all later runs would fail, too, until the day of the violation is no longer examined.
     """
-    with hold_lease(lake, progress, if_any=options["if_any"]):  # if it is taken, Spark does not start
+    with hold_lease(lake, progress, if_any=options["if_any"]):  # before Spark starts, so that a refusal is quick
         run = PipelineRun(start_spark(), progress, lake, options["days"])
         opened = run.ingest(journal)
     run.examine(opened)

@@ -24,10 +24,10 @@ class RunSummary:
     read_snapshot: int = 0
     published_snapshot: int = 0
     segments: int = 0
-    rows: dict[str, int] = field(default_factory=dict)  # written, by table
+    rows: dict[str, int] = field(default_factory=dict)  # by table the number of written rows
     seconds: dict[str, float] = field(default_factory=dict)  # by step
     violations: dict[str, int] = field(default_factory=lambda: {kind.value: 0 for kind in ViolationKind})  # by kind
-    gaps: int = 0
+    gaps: int = 0  # journal records that report lost records
     quarantined_lines: int = 0
     recommended_changes: int | None = None  # None: no policies were simulated
     report: str | None = None  # path of the report; None: no policies were simulated
@@ -46,7 +46,7 @@ class RunSummary:
         self.seconds[step] = self.seconds.get(step, 0.0) + time.monotonic() - started_at
 
     def add_rows(self, rows: Mapping[str, int]) -> None:
-        """Record rows that were written, by table."""
+        """Record by table the number of written rows; it replaces an earlier number of the same table."""
         self.rows.update(rows)
 
     def to_value(self) -> dict[str, Any]:

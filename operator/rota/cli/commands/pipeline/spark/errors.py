@@ -26,8 +26,8 @@ _MAX_CAUSES = 20
 
 def describe_user_error(error: Exception) -> str | None:
     """Return the sentence for an error of Spark, an object store or a file; None for any other, and for a bug."""
-    is_of_bucket = isinstance(error, FileNotFoundError) and error.filename is None
-    if is_of_bucket or isinstance(error, StoreError):
+    is_missing_object = isinstance(error, FileNotFoundError) and error.filename is None  # in a bucket
+    if is_missing_object or isinstance(error, StoreError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}"

@@ -30,7 +30,7 @@ def open_session(command: str, lakes: Collection[str], source_bytes: int | None)
     from rota.pipeline.common.spark_session import create_session
 
     _check_java()
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # with spark-submit, its settings count
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it, and sizes Spark by its own settings
         _check_variables()
     existing_session = SparkSession.getActiveSession()  # of a program that embeds this command
     spark = create_session(f"rota-pipeline-{command}", lakes=lakes, source_bytes=source_bytes)

@@ -1,4 +1,7 @@
-"""HTTP requests to a pod over a forwarded port, with the user's credentials."""
+"""HTTP requests to the operator's leading pod over a forwarded port, with the user's credentials.
+
+The API server's proxy would remove the credentials, and the operator shows users only what they have permission to see.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +20,7 @@ from rota.kube.client.login.session import Login, RenewedSession
 
 OPERATOR_PORT = 8080
 CONNECT_TIMEOUT_SECONDS = 10.0
-READ_TIMEOUT_SECONDS = 60.0  # the page receives events at least every 15 s
+READ_TIMEOUT_SECONDS = 60.0  # longer than 15 s, the interval at which the page's event stream keeps alive
 
 
 class PodConnection(NamedTuple):
@@ -28,10 +31,11 @@ class PodConnection(NamedTuple):
     session: RenewedSession
 
 
-class PodSessions:
-    """Sends requests to the operator's leading pod over one connection, which is replaced when another pod leads.
+class PodHttpClient:
+    """Sends requests to the leading pod over one forwarded port, which is replaced when another pod leads.
 
-    After a renewal of the user's client certificate, further requests use another session; earlier ones are completed.
+    After a renewal of the user's client certificate, further requests use another session (see RenewedSession);
+    earlier requests are completed.
     """
 
     def __init__(self, api: Api, login: Login, namespace: str) -> None:
@@ -48,13 +52,13 @@ class PodSessions:
     async def __aexit__(self, *_: object) -> None:
         await self._exit_stack.aclose()
 
-    async def fetch(self, pod: str, path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
-        """Send an authenticated request, and return the status and body of the response."""
-        async with self.get(pod, str(URL.build(path=path, query=params))) as response:
+    async def fetch_body(self, pod: str, path: str, params: Mapping[str, str]) -> tuple[int, bytes]:
+        """Send an authenticated request, and return the status and the whole body of the response."""
+        async with self.open_response(pod, str(URL.build(path=path, query=params))) as response:
             return response.status, await read_body(response, MAX_RESPONSE_BYTES)
 
     @asynccontextmanager
-    async def get(
+    async def open_response(
         self,
         pod: str,
         path_and_query: str,
@@ -62,7 +66,10 @@ class PodSessions:
         *,
         is_secure: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; if `is_secure`, over TLS and with the user's credentials."""
+        """Send a request, and yield the response, whose body is not read yet.
+
+        `is_secure`: over TLS and with the user's credentials; False for an operator that does not authenticate users.
+        """
         async with self._connect_lock:
             connection = await self._connect(pod)
         forward = connection.forward
@@ -79,10 +86,13 @@ class PodSessions:
             raise NoConnectionError(describe_forward_failure(problem, self._namespace, pod)) from None
 
     async def _connect(self, pod: str) -> PodConnection:
-        """Return the connection to a pod, after closing the one to another pod; NoConnectionError without a port."""
+        """Return the connection to a pod; if it is a new one, close the connection to the previous pod first.
+
+        Raise NoConnectionError if no port of this machine can be forwarded.
+        """
         if self._connection and self._connection.pod == pod:
             return self._connection
-        self._connection = None  # before it is closed: if the next steps fail, the next request connects again
+        self._connection = None  # set first, so that the next request connects again if one of the next steps fails
         await self._exit_stack.aclose()
         try:
             forwarding = forward_port(self._api, self._namespace, pod, OPERATOR_PORT)
