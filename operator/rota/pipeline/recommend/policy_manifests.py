@@ -25,7 +25,7 @@ class GroupName(NamedTuple):
 
 
 def parse_group_name(group: str) -> GroupName | None:
-    """Return a group's namespace and name; None if they are not valid in Kubernetes, as the journal may have any."""
+    """Return a group's namespace and name; None if one is not valid in Kubernetes: journals may have any text."""
     namespace, _, name = group.partition("/")
     return GroupName(namespace, name) if is_dns_label(namespace) and is_manifest_name(name) else None
 

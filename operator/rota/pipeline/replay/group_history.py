@@ -310,7 +310,7 @@ def _lag_at(at: float, times: Rates, lag: Rates) -> Rates:
 
 def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) -> tuple[Rates, Rates]:
     """Return the last and the committed offsets, by record of samples and queue; NaN: unknown or not committed."""
-    keys = samples.place << QUEUE_ID_BITS | samples.queue
+    keys = samples.place << QUEUE_ID_BITS | samples.queue  # one integer for each place and queue id
     # Records repeat the same queues, so look up each queue once.
     distinct, inverse = np.unique(keys, return_inverse=True)
     index_of_queue = index_queues(queues)
@@ -321,7 +321,7 @@ def _offset_arrays(samples: Samples, places: Places, queues: Sequence[Queue]) ->
         indexes[number] = index_of_queue.get(queue, -1)
     column = indexes[inverse]
     is_known = column >= 0
-    cells = samples.record[is_known], column[is_known]
+    cells = samples.record[is_known], column[is_known]  # row and column of each sample
     last = np.full((len(samples.at), len(queues)), np.nan)
     committed = last.copy()
     last[cells] = samples.last[is_known]
@@ -336,7 +336,7 @@ def _cumulative_arrivals(ends: Rates) -> Rates:
 
 
 def _rates(times: Rates, offsets: Rates, edges: Rates, make_monotonic: Callable[[Rates], Rates]) -> Rates:
-    """Return by step and queue how fast offsets grow. `make_monotonic` first makes a queue's offsets monotonic."""
+    """Return how fast each queue's offsets grow between edges; `make_monotonic` makes them monotonic before."""
     rates = np.zeros((len(edges) - 1, offsets.shape[1]))
     if len(times) < 2:  # noqa: PLR2004 - a rate needs two samples
         return rates

@@ -148,7 +148,7 @@ class Replay:
 
     def _on_step(self) -> None:
         """Measure queue weights, and plan if the filtered weights have changed."""
-        if self._measure_weights() is not self._planned_weights:  # `filter_noise` returns unchanged weights as they are
+        if self._measure_weights() is not self._planned_weights:  # unchanged weights are the same object
             self._run_plan()
 
     # Plans.

@@ -27,7 +27,7 @@ TableWriter = Callable[[str, DataFrame], DataFrame]  # writes a table by its nam
 
 
 def cache_table(_name: str, rows: DataFrame) -> DataFrame:
-    """Return a table, and let Spark cache it; nothing is written to a lake. For callers without a lake."""
+    """Return a table, and let Spark cache it: a TableWriter for callers that write nothing to a lake."""
     return rows.persist(StorageLevel.DISK_ONLY)
 
 

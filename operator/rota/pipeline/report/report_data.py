@@ -154,6 +154,7 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
     values = F.struct(*summed, averaged)
     usable = F.col("problem").isNull()
     now = results.where((F.col("policy") == RECORDED_POLICY) & usable).select("group", values.alias("now"))
+    # Null, and so in no sum, for a group whose present policy has no results.
     used = F.when(usable & F.col("now").isNotNull(), values).otherwise(F.col("now"))
     sums = [F.sum(f"used.{name}").alias(name) for name in summed]
     mean = F.avg(f"used.{averaged}").alias(averaged)

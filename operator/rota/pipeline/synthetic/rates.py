@@ -18,7 +18,7 @@ from rota.model import Queue, single_line
 from rota.pipeline.replay.group_history import STEP_SECONDS, Rates
 
 DAY_SECONDS = 86_400.0
-MAX_RATE = 1e9  # messages a second; with more, the offsets of a year would exceed 64 bits
+MAX_RATE = 1e9  # messages a second; with it, the offsets of a year still are integers of 64 bits
 MAX_TOPICS = 3  # topics of a group, each with a trace of its own
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,100}$")]  # RocketMQ accepts it as a topic

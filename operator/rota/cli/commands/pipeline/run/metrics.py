@@ -16,7 +16,7 @@ from rota.metrics import Labels, Metric
 JOB = "rota-pipeline"
 SUFFIX = ".prom"
 PUSH_TIMEOUT_SECONDS = 30.0
-_GATEWAY_PATTERN = re.compile(r"https?://[^/@\s]+(/\S*)?")  # without user:password@, which `ps` would show
+_GATEWAY_PATTERN = re.compile(r"https?://[^/@\s]+(/\S*)?")  # without user:password@: messages show the URL
 
 LAST_SUCCESS = Metric(
     "rota_pipeline_last_success_timestamp_seconds",
