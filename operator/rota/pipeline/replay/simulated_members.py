@@ -13,14 +13,6 @@ REACHABLE_BROKER = "a broker"  # a broker that every member reaches, except one 
 AWAY_STATES = {"Ended", "Lost"}  # states (planner's MemberState) of a member that neither reports nor consumes
 
 
-@dataclass(frozen=True)
-class _SimulatedReport(DecodedReport):
-    """A report with its sets of queues, so that the planner need not parse them from ranges."""
-
-    held: frozenset[Queue] = field(kw_only=True)
-    working: frozenset[Queue] = field(kw_only=True)  # held queues, and those that are being drained
-
-
 @dataclass
 class SimulatedMember:
     """State of a simulated pod and its sidecar."""
@@ -126,7 +118,5 @@ class SimulatedMember:
                 releasing=to_ranges(self.draining),
                 brokers={REACHABLE_BROKER: self.state != "CutOff"},
             )
-            self._cached_report = _SimulatedReport(
-                report, held=frozenset(self.held), working=frozenset((*self.held, *self.draining))
-            )
+            self._cached_report = DecodedReport(report)
         return self._cached_report
