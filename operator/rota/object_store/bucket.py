@@ -1,6 +1,8 @@
-"""The prefix of a bucket as a store of objects, by obstore. Variables such as AWS_REGION configure it.
+"""A store of objects below a prefix of a bucket, by the package obstore.
 
-Only this module imports obstore, and only `open_store` imports this module: folders need no package.
+Environment variables such as AWS_REGION configure obstore.
+
+Only this module imports the package, and only `open_store` imports this module, so folders do not need it.
 """
 
 import io
@@ -24,7 +26,7 @@ from rota.object_store.location import Location
 REQUEST_SECONDS = 30.0  # for a whole request with its answer
 CONNECT_SECONDS = 5.0
 RETRIES = 3  # of a request that failed, where repeating it is safe
-RETRY_SECONDS = 60.0  # since the first attempt; later, no further retry starts
+RETRY_SECONDS = 60.0  # after the first attempt; no retry starts later
 PART_BYTES = 8 * 2**20  # of a large object; a smaller one is stored by a single request
 CONCURRENT_PARTS = 4
 _AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")

@@ -2,8 +2,8 @@
 
 import re
 
-_CREDENTIAL_MARKS = (
-    "169.254.",  # the metadata service or an agent on the node was asked for credentials
+_CREDENTIAL_ERROR_TEXTS = (
+    "169.254.",  # no variable gave credentials, so the metadata service or an agent on the node was asked for them
     "/latest/api/token",
     "/latest/meta-data",
     "metadata.google.internal",
@@ -14,7 +14,7 @@ _CREDENTIAL_MARKS = (
     "credential error",
     "service account file",
 )
-_LOOKED_FOR = {
+_CREDENTIAL_SOURCES = {
     "s3": "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, AWS_WEB_IDENTITY_TOKEN_FILE with AWS_ROLE_ARN (IRSA),"
     " AWS_CONTAINER_CREDENTIALS_FULL_URI (Pod Identity), the node's metadata service; not ~/.aws",
     "gs": "GOOGLE_SERVICE_ACCOUNT (a file), GOOGLE_SERVICE_ACCOUNT_KEY, GOOGLE_APPLICATION_CREDENTIALS,"
@@ -22,11 +22,12 @@ _LOOKED_FOR = {
     "az": "AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID with AZURE_TENANT_ID and"
     " AZURE_CLIENT_SECRET or AZURE_FEDERATED_TOKEN_FILE (workload identity), the metadata service",
 }
-_LOOKED_FOR["abfs"] = _LOOKED_FOR["az"]
+_CREDENTIAL_SOURCES["abfs"] = _CREDENTIAL_SOURCES["az"]
 _STATUS = re.compile(r"status code: (\d{3}[A-Za-z -]*)")
+# An error code in XML (S3, Azure) or in JSON (Google Cloud Storage).
 _CODE = re.compile(r"<Code>(\w+)</Code>|\"(?:reason|code)\": ?\"(\w+)\"")
 _MISSING_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
-_FIXED_REASONS = {  # a mark in the error → the reason
+_FIXED_REASONS = {  # a text in the error → the reason
     "redirect without LOCATION": "the bucket is in another region; set AWS_REGION",
     "MissingAccount": "the storage account is not known; set AZURE_STORAGE_ACCOUNT_NAME",
     "status code: 501": "the server does not support conditional requests (If-None-Match)",
@@ -49,20 +50,21 @@ def hide_credentials(text: str) -> str:
 
 
 def is_missing_bucket(error: BaseException) -> bool:
-    """Whether an error is about a missing bucket rather than a missing object."""
+    """Return whether an error is about a missing bucket rather than a missing object."""
     return _MISSING_BUCKET.search(str(error)) is not None
 
 
 def explain_error(error: BaseException, scheme: str) -> str:
     """Return the reason of an error as a part of a sentence; credentials are never in it."""
     text = hide_credentials(str(error))
-    if any(mark in text for mark in _CREDENTIAL_MARKS):
-        return f"no valid credentials were found; looked for {_LOOKED_FOR[scheme]}"
+    # Before the other reasons: a failed request for credentials would read like a lost connection to the bucket.
+    if any(part in text for part in _CREDENTIAL_ERROR_TEXTS):
+        return f"no valid credentials were found; looked for {_CREDENTIAL_SOURCES[scheme]}"
     if is_missing_bucket(error):
         return "the bucket does not exist"
     host = _HOST.search(text)
-    for mark, reason in _FIXED_REASONS.items():
-        if mark in text:
+    for part, reason in _FIXED_REASONS.items():
+        if part in text:
             return reason.format(host=host[1] if host else "the bucket's server")
     status = _STATUS.search(text)
     if status:

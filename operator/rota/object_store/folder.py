@@ -1,4 +1,4 @@
-"""A folder as a store of objects. Each object is a file that gets its name when its content is complete."""
+"""A folder as a store of objects: each object is a file. `create` names the file only when its content is complete."""
 
 import errno
 import io
@@ -16,7 +16,7 @@ from rota.object_store.interface import NotAnObjectError, ObjectInfo, StoreError
 LOST_FOUND = "lost+found"  # at the root of ext4, where only root may read it
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-_WRITER_ATTEMPTS = 10  # to create a folder and a file in it
+_WRITER_ATTEMPTS = 10  # attempts to create a folder and a file in it
 
 
 class FolderStore:
@@ -49,7 +49,7 @@ class FolderStore:
             raise StoreError(f"{error.filename or self.uri} cannot be listed: {error.strerror}") from error
 
     def read(self, key: str) -> bytes:
-        """Return a file's content. Links and pipes are refused: opening them could block, or leave the folder."""
+        """Return a file's content. Refuse links, which may lead out of the folder, and pipes, which may block."""
         path = self._path(key)
         try:
             return _read_regular(path)
@@ -63,12 +63,12 @@ class FolderStore:
     def create(self, key: str, data: bytes) -> bool:
         """Store a file as a whole; return False if it exists."""
         path = self._path(key)
-        draft = path.with_name(f".{secrets.token_hex(8)}.draft")  # a crash leaves it; listings ignore it
+        draft = path.with_name(f".{secrets.token_hex(8)}.draft")  # a crash leaves the draft; listings ignore it
         try:
             _make_folder(path.parent)
             _write_durably(draft, data)
             try:
-                os.link(draft, path)  # unlike a rename, it fails if the name exists
+                os.link(draft, path)  # unlike a rename, this fails if the name exists
             except FileExistsError:
                 return False
             finally:
@@ -98,7 +98,7 @@ class FolderStore:
         path = self._path(key)
         try:
             path.unlink(missing_ok=True)
-        except NotADirectoryError:  # so the key does not exist
+        except NotADirectoryError:  # a folder in the key is a file: the key does not exist
             pass
         except OSError as error:
             raise StoreError(f"{path} cannot be deleted: {error.strerror}") from error
@@ -175,6 +175,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _write_reason(error: OSError) -> str:
-    if error.errno in _NO_HARD_LINKS and error.filename2:
+    if error.errno in _NO_HARD_LINKS and error.filename2:  # only errors of `os.link` have a second file name
         return "its file system has no hard links, without which two writers could overwrite each other; use a bucket"
     return error.strerror or str(error)

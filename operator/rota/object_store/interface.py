@@ -27,7 +27,7 @@ class ObjectInfo(NamedTuple):
 class ObjectStore(Protocol):
     """A folder or the prefix of a bucket. All methods raise StoreError if the store fails."""
 
-    uri: str  # of the root
+    uri: str  # URI of the root; the path of a folder
 
     def list_objects(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects below the folder `prefix`, in no particular order; none if it does not exist."""

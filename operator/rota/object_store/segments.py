@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 SUFFIX = ".jsonl.gz"
 _MAX_POD_CHARACTERS = 120  # file names have at most 255
-# A file's name that is not UTF-8, which a ledger could not store, has surrogates in Python.
+# No surrogates, which Python uses for bytes that are not UTF-8: the lake's ledger could not store such a name.
 _SEGMENT = re.compile(r"date=(\d{4}-\d\d-\d\d)/(\d\d)-[^/\ud800-\udfff]+\.jsonl\.gz", re.ASCII)
 _OPERATOR_SEGMENT = re.compile(
     r"date=(\d{4}-\d\d-\d\d)/(\d\d)-([^/]+)-([0-9A-Za-z]+)-(\d{8}T\d{6}Z)-(\d{6,12})\.jsonl\.gz", re.ASCII
@@ -16,11 +16,11 @@ _OPERATOR_SEGMENT = re.compile(
 class SegmentName(NamedTuple):
     """The name of a segment that an operator has written."""
 
-    hour: str  # of its records, in UTC, such as 2026-11-21T08
+    hour: str  # UTC hour of the records, such as 2026-11-21T08
     pod: str  # name of the operator's pod, or another identity
-    uid: str  # of the pod, without dashes
-    start: str  # of the operator's process, in UTC, such as 20261121T075812Z
-    sequence: int  # of the process' segments
+    uid: str  # uid of the pod, without dashes
+    start: str  # UTC start of the operator's process, such as 20261121T075812Z
+    sequence: int  # number of the segment among those of the process
 
     @property
     def key(self) -> str:

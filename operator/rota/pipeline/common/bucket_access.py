@@ -1,4 +1,4 @@
-"""A Spark session's access to buckets: the jars of their file systems, and the settings of the one for S3.
+"""Gives a Spark session access to buckets: the jars of their file systems, and the settings for S3.
 
 Rota fetches the jars for S3, which s3_jars.txt lists. Other buckets need jars that users give to spark-submit.
 """
@@ -23,7 +23,7 @@ _HADOOP_JAR = re.compile(r"hadoop-client-api-(.+)\.jar")
 def jar_settings(uris: Iterable[str]) -> dict[str, str]:
     """Return Spark settings with the jars that the URIs need; fetch the jars for S3 if they are missing.
 
-    Raise ValueError if a jar is damaged or cannot be fetched, or if this Spark needs other ones.
+    Raise ValueError if a jar is damaged or cannot be fetched, or if this Spark has another version of Hadoop.
     """
     if all(parse_location(uri).scheme != _S3 for uri in uris) or _has_s3_jars():
         return {}
@@ -39,11 +39,11 @@ def jar_settings(uris: Iterable[str]) -> dict[str, str]:
 
 
 def reach_buckets(spark: SparkSession, uris: Iterable[str]) -> None:
-    """Let a session read and write URIs as obstore does; settings of users are kept.
+    """Let a session read and write URIs with the environment variables of obstore; settings of users are kept.
 
     Raise ValueError if the session lacks the jars of a bucket's file system.
     """
-    spark.sparkContext.environment.update(shared_variables(os.environ))  # of its Python tasks
+    spark.sparkContext.environment.update(shared_variables(os.environ))  # for Python tasks
     configured = spark.sparkContext.getConf()
     for location in map(parse_location, uris):
         if location.scheme == FOLDER_SCHEME:

@@ -1,10 +1,10 @@
-"""Source of a group's history, which is known by the group's namespace."""
+"""Sources of histories: recorded by an operator, or generated. The namespace of a generated group tells its source."""
 
 from enum import StrEnum
 
 GENERATED_PREFIX = "synthetic-"
 _RATES_PREFIX = "synthetic-rates-"
-NAMESPACE_COUNT = 97  # of a generated journal; few, so that many groups share one as in a real cluster
+NAMESPACE_COUNT = 97  # namespaces of a generated journal: few, since in a real cluster many groups share one
 
 
 class HistorySource(StrEnum):
@@ -16,7 +16,7 @@ class HistorySource(StrEnum):
 
 
 def generated_group_name(number: int, *, has_recorded_rates: bool) -> str:
-    """Return namespace and name of a generated group, by which `source_of` knows its source."""
+    """Return namespace and name of a generated group, from which `source_of` gets its source."""
     prefix = _RATES_PREFIX if has_recorded_rates else GENERATED_PREFIX
     return f"{prefix}{number % NAMESPACE_COUNT}/group-{number:05d}"
 

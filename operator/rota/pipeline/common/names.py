@@ -1,8 +1,8 @@
-"""Names and texts from input files: check of the names of Kubernetes objects and manifest files, safe output."""
+"""Checks names from input files before they name Kubernetes objects and manifest files; makes texts safe to print."""
 
 from rota.spec.names import is_dns_subdomain
 
-# The first line of our manifests begins so; other files are users' own.
+# The first line of manifests that Rota has written begins with this; other files belong to the user.
 MANIFEST_FIRST_LINE = "# `rota pipeline recommend` recommends policy "
 _MAX_NAME_CHARACTERS = 240  # a file name has at most 255, and a manifest's file adds .yaml
 

@@ -1,7 +1,7 @@
 """The jars by which Spark reads and writes S3: named with their digests in s3_jars.txt, fetched from Maven Central.
 
-This module imports nothing of Rota, and is also a program: `s3_jars.py FOLDER`. So the image of the pipeline has
-a layer of jars below that of Rota, which changes more often.
+This module imports nothing of Rota, and is also a program: `s3_jars.py FOLDER`. With it, the image of the pipeline
+gets a layer of jars below that of Rota, which changes more often.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ LIST = Path(__file__).with_name("s3_jars.txt")
 MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
 MIRROR_VARIABLE = "ROTA_MAVEN_URL"
 FOLDER_VARIABLE = "ROTA_SPARK_JARS"
-MODULE = "hadoop-aws"  # of Hadoop; the other jars are its dependencies
+MODULE = "hadoop-aws"  # Hadoop's module for S3; the other jars are its dependencies
 _REQUEST_SECONDS = 60.0
 _CONNECTIONS = 4
 
@@ -56,7 +56,7 @@ def read_list(text: str | None = None) -> list[Jar]:
 
 
 def hadoop_version() -> str:
-    """Return the version of Hadoop for which the jars are."""
+    """Return the version of Hadoop that the jars belong to."""
     return next(jar.version for jar in read_list() if jar.artifact == MODULE)
 
 
@@ -96,8 +96,8 @@ def find_difference(jar: Jar, content: bytes) -> str | None:
 def fetch_jars(folder: Path, repository: str = "") -> int:
     """Fetch the jars that a folder lacks, and return their number. Only jars with the right digest get into the folder.
 
-    The repository is by default that of the variable ROTA_MAVEN_URL, else Maven Central. Raise ValueError if it lacks a
-    jar, does not answer, or has another one.
+    The repository is by default that of the variable ROTA_MAVEN_URL, else Maven Central. Raise ValueError if it does
+    not answer, lacks a jar, or has a jar with another digest.
     """
     missing = find_missing(folder)
     source = (repository or os.environ.get(MIRROR_VARIABLE) or MAVEN_CENTRAL).rstrip("/")
@@ -114,7 +114,7 @@ def fetch_jars(folder: Path, repository: str = "") -> int:
 def _create_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
+        TemporaryFile(dir=folder).close()  # fails if the folder is read-only
     except OSError as error:
         raise ValueError(f"{folder} cannot be written: {error.strerror}; name another folder") from error
 
@@ -124,7 +124,7 @@ def _fetch(jar: Jar, source: str, folder: Path) -> None:
     try:
         with urlopen(url, timeout=_REQUEST_SECONDS) as answer:  # noqa: S310 - https:// by default, or the user's choice
             content: bytes = answer.read()
-    except OSError as error:  # HTTPError is one, too
+    except OSError as error:  # also HTTPError
         remedy = f"set {MIRROR_VARIABLE} to a mirror, or {FOLDER_VARIABLE} to a folder that has the jars"
         raise ValueError(f"{url} cannot be fetched: {getattr(error, 'reason', error)}; {remedy}") from error
     if problem := find_difference(jar, content):

@@ -1,9 +1,9 @@
-"""Settings of Spark's file system for S3, s3a://, from the variables that obstore and deltalake read, too."""
+"""Settings of Hadoop's file system for S3 (s3a://), from the AWS_* variables that obstore and deltalake read."""
 
 from collections.abc import Mapping
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_DEFAULT_REGION = "us-east-1"  # as in obstore; the SDK would ask the metadata service
+_DEFAULT_REGION = "us-east-1"  # obstore's default; without it, the AWS SDK would ask the metadata service
 _TRUE = {"1", "true", "yes", "on", "t", "y"}
 _DEFAULT_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _ANONYMOUS = "org.apache.hadoop.fs.s3a.AnonymousAWSCredentialsProvider"
@@ -18,13 +18,13 @@ SHARED_VARIABLES = (
     "AWS_CONDITIONAL_PUT",
 )
 _FIXED = {
-    # The default stream needs a further jar, and prefetches megabytes, although most of our objects are smaller.
+    # The default stream needs an additional jar, and prefetches megabytes, although most of our objects are smaller.
     "fs.s3a.input.stream.type": "classic",
-    # No checks whether a path is a folder, or lies below a file, since a lake creates each object under a new name.
+    # These flags skip checks for existing files and folders: a lake creates each object under a new name.
     "fs.s3a.performance.flags": "create,mkdir",
     "fs.s3a.connection.establish.timeout": "5s",
-    "fs.s3a.connection.timeout": "60s",  # since the last byte
-    "fs.s3a.attempts.maximum": "3",  # by the SDK; then S3A repeats the whole operation
+    "fs.s3a.connection.timeout": "60s",  # without a byte received
+    "fs.s3a.attempts.maximum": "3",  # attempts of the SDK; then S3A repeats the whole operation
     "fs.s3a.retry.limit": "5",
     "fs.s3a.retry.throttle.limit": "8",  # after 503, each time with a longer pause
     # With true, which a core-site.xml of the cluster may set, S3A rejects endpoints other than AWS's.
@@ -33,7 +33,7 @@ _FIXED = {
 
 
 def s3a_settings(environ: Mapping[str, str], bucket: str) -> dict[str, str]:
-    """Return the settings of Hadoop by which s3a:// reaches a bucket as obstore does with these variables."""
+    """Return the settings of Hadoop with which s3a:// reaches a bucket in the same way as obstore."""
     region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
     settings = {
         **_FIXED,
@@ -43,7 +43,7 @@ def s3a_settings(environ: Mapping[str, str], bucket: str) -> dict[str, str]:
     endpoint = find_endpoint(environ)
     if endpoint:
         is_virtual = _is_true(environ, "AWS_VIRTUAL_HOSTED_STYLE_REQUEST")
-        # For virtual-hosted requests, obstore needs the bucket in the endpoint's host name. S3A adds it itself.
+        # For virtual-hosted requests, obstore needs the bucket in the endpoint's host name. S3A adds it, so remove it.
         settings["fs.s3a.endpoint"] = endpoint.replace(f"//{bucket}.", "//", 1) if is_virtual else endpoint
         settings["fs.s3a.path.style.access"] = str(not is_virtual).lower()
         settings["fs.s3a.connection.ssl.enabled"] = str(not endpoint.startswith("http://")).lower()

@@ -1,4 +1,4 @@
-"""Factory of the Spark session, with the pipeline's settings."""
+"""Creates the Spark session of pipeline commands, with the pipeline's settings."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from rota.pipeline.common.bucket_access import jar_settings, reach_buckets
 
-CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # of this machine, unless spark-submit names a cluster
+CORES = os.environ.get("ROTA_SPARK_CORES", "*")  # cores of this machine to use; spark-submit may name a cluster instead
 _CORE_COUNT = int(CORES) if CORES.isdigit() else os.cpu_count() or 1
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
