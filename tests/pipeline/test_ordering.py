@@ -117,7 +117,8 @@ def test_timeline_order_finds_gaps_that_overlap() -> None:
     gaps = Gaps(Gap(time_at(since), time_at(until)) for since, until in spans)
     covered = [second for second in range(-1, 70) if gaps.cover(time_at(second))]
     assert covered == [*range(31), 40, 41, *range(50, 61)]
-    assert (gaps.first_since(time_at(41)), gaps.first_since(time_at(61))) == (time_at(40), None)
+    assert gaps.earliest_start(ending_since=time_at(41)) == time_at(40)
+    assert gaps.earliest_start(ending_since=time_at(61)) is None
 
 
 def test_timeline_intervals_end_after_they_start_where_only_the_handovers_of_an_assignment_are_recorded() -> None:

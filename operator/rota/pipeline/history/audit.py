@@ -1,8 +1,11 @@
-"""Audit of the operator by its own journal: owners of each queue over time, and violations of exclusive ownership.
+"""Audits the operator by its own journal: owners of each queue over time, and violations of exclusive ownership.
 
 Owners are never guessed. Where an assignment is missing, a queue's owner is unknown until the next record about the
 queue, and the audit reports this period as `Unknown`. A revoked queue belongs to its previous owner until it is
 granted, since the previous owner may still consume it.
+
+Its input is a queue's *holdings* (`ownership`): periods of one owner, each by one record. Adjacent holdings of the same
+pod are one *interval*. A handover record's `state` is the queue's state before the handover.
 """
 
 from bisect import bisect_right
@@ -154,6 +157,7 @@ class UnownedTimes:
     """Cuts periods without an owner to the parts that count: while the group had queues, up to its last record."""
 
     def __init__(self, account: OwnershipAccount, recorded_until: datetime | None) -> None:
+        # In order of time.
         self._assignments = list(filter(attrgetter("may_have_queues"), assignment_periods(account.entries)))
         self._recorded_until = recorded_until
 
@@ -163,8 +167,9 @@ class UnownedTimes:
             return
         end = period.until or self._recorded_until
         since_of = attrgetter("since")
-        first = max(bisect_right(self._assignments, period.since, key=since_of) - 1, 0)
-        for assignment in self._assignments[first : bisect_right(self._assignments, end, key=since_of)]:
+        first = max(bisect_right(self._assignments, period.since, key=since_of) - 1, 0)  # in force at the start
+        after_last = bisect_right(self._assignments, end, key=since_of)
+        for assignment in self._assignments[first:after_last]:
             since = max(period.since, assignment.since)
             until = min(end, assignment.until or self._recorded_until)
             if since < until:
@@ -172,11 +177,11 @@ class UnownedTimes:
 
     def find_violation(self, period: UnownedPeriod) -> Violation | None:
         """Return the violation if the queue had no owner while the group had members."""
-        neglected = [part for part in self.parts(period) if part.members > 0]
-        if not neglected:
+        parts_with_members = [part for part in self.parts(period) if part.members > 0]
+        if not parts_with_members:
             return None
-        since = neglected[0].since
-        until = neglected[-1].until
+        since = parts_with_members[0].since
+        until = parts_with_members[-1].until
         why = "No owner, although members were present"
         return Violation(period.queue, ViolationKind.UNOWNED, since, until, (), why)
 
@@ -237,7 +242,7 @@ def _find_two_owners(queue: Queue, holding: Holding) -> Violation | None:
     if previous is None or not holding.contradicts:
         return None
     previous_owner = previous.owner.name
-    # Each `owners` record starts an epoch. So if the previous holding has the same epoch, it is of the same record.
+    # Each `owners` record starts an epoch, so two of its holdings are in one epoch only if it lists the queue twice.
     if statement.entry.is_owners and previous.entry.epoch == statement.entry.epoch:
         why = "One record names two holders"
     elif statement.handover and statement.handover.act == "Grant" and previous_owner is not None:

@@ -1,4 +1,7 @@
-"""Records of one group except samples of offsets, and the hours in which the group has records of any kind."""
+"""Records of one group except samples of offsets, and the hours in which the group has records of any kind.
+
+`Fact` is the base class of all journal records about a group.
+"""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -21,6 +24,7 @@ from rota.records import (
     VerdictRecord,
 )
 
+MICROS_PER_HOUR = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Records of a group's state at one time. They show until when the operator has recorded the group.
 _STATE_RECORDS = (PlanRecord, ObeyedRecord, OwnersRecord, OffsetsRecord, VerdictRecord)
@@ -31,7 +35,7 @@ class GroupRecords:
     """Records of one group."""
 
     def __init__(self, records: Iterable[Fact] = ()) -> None:
-        self.hours: set[datetime] = set()  # with any record
+        self.hours: set[datetime] = set()  # hours with any record
         self.recorded_until: datetime | None = None  # time of the last record in _STATE_RECORDS; None: no such record
         self._by_kind: dict[type[Fact], list[Fact]] = {}
         for record in records:
@@ -45,14 +49,14 @@ class GroupRecords:
         self.hours.add(hour_of(record.at))
 
     def add_state_times(self, at: Integers) -> None:
-        """Add the times, in microseconds since 1970, of some _STATE_RECORDS without the records."""
+        """Add only the times, in microseconds since 1970, of some _STATE_RECORDS."""
         if len(at):
             self._add_state_time(to_time(int(at.max())))
             for hour in np.unique(at // MICROS_PER_HOUR).tolist():
                 self.hours.add(to_time(hour * MICROS_PER_HOUR))
 
     def since(self, at: datetime) -> "GroupRecords":
-        """Return the records from a full hour on."""
+        """Return the records from the time `at` on, which is a full hour."""
         later = GroupRecords()
         for record in chain.from_iterable(self._by_kind.values()):
             if record.at >= at:
@@ -81,9 +85,6 @@ class GroupRecords:
 
     def _add_state_time(self, at: datetime) -> None:
         self.recorded_until = max(at, self.recorded_until or at)
-
-
-MICROS_PER_HOUR = 3_600_000_000
 
 
 def to_time(micros: int) -> datetime:

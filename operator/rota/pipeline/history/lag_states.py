@@ -1,10 +1,11 @@
 """Lag states of a group's queues, record by record, by the operator's own rules (`rota.lag_columns`).
 
-A record of offsets, one a minute, has a sample of each queue. The operator judges a queue by ten samples 15 s apart,
-this module by those of about the same time: of the last 155 s, and the last three if they are at most 5 minutes old.
+The operator judges a queue by its last ten samples, 15 s apart. The journal has only one record of offsets a minute,
+with a sample of each queue. So this module uses the samples of about the same time: those of the last 155 s, and also
+the last three if they are at most 5 minutes old.
 
-Records are judged in chunks. Each chunk has the records of the hour before it as context, since no rule needs older
-ones. So the results do not depend on the size of chunks, and memory does not depend on the length of the history.
+Records are judged in chunks, so that memory does not depend on the length of the history. Each chunk has the records of
+the hour before it as context: no rule needs older ones, so the results do not depend on the size of chunks.
 """
 
 from collections import defaultdict
@@ -24,23 +25,23 @@ from rota.records import OwnersRecord
 
 SAMPLE_WINDOW = lag_columns.SampleWindow(max_samples=3, max_age_seconds=300.0, always_within_seconds=155.0)
 MAX_RECORD_SECONDS = 120.0  # a record stands for the time since the previous one, but for no more than this
-CHUNK_SAMPLES = 250_000  # in a chunk, to which its context adds 600,000 if the group has 10,000 queues
-CONTEXT_SECONDS = 3600
+CHUNK_SAMPLES = 250_000  # samples in a chunk; the context adds 600,000 if the group has 10,000 queues
+CONTEXT_SECONDS = 3600  # length of the context
 _KEEPING_UP = lag_columns.LAG_STATES.index(LagState.KEEPING_UP)
 
 Flags = NDArray[np.bool_]
 
 
 class RecordTotals(NamedTuple):
-    """Totals of a group by record of offsets; `lag` and `delay` cover subscribed topics, the others all."""
+    """Totals over a group's queues, by record of offsets; `lag` and `delay` leave out the retry topic."""
 
     at: Integers  # in microseconds since 1970
-    seconds: NDArray[np.float64]  # that the record stands for
-    lag: Integers  # or lag_columns.LAG_UNKNOWN: the lag of some queue is unknown
-    delay: NDArray[np.float64]  # NaN: the delay of some queue is unknown
+    seconds: NDArray[np.float64]  # time that the record stands for
+    lag: Integers  # in messages; LAG_UNKNOWN: the lag of some queue is unknown
+    delay: NDArray[np.float64]  # in seconds; NaN: the delay of some queue is unknown
     rewound: Integers  # messages by which committed offsets went back
     retries: Integers  # messages that arrived in the retry topic
-    by_lag_state: dict[LagState, Integers]  # number of queues
+    by_lag_state: dict[LagState, Integers]  # number of queues in each state
 
     def after(self, count: int) -> "RecordTotals":
         """Return the totals without the first `count` records."""
@@ -61,6 +62,7 @@ class GroupNotes:
     def __init__(self, owners: Iterable[OwnersRecord], unowned: Iterable[UnownedPeriod]) -> None:
         self._owners = sorted(owners, key=lambda record: record.at)
         self._owners_at = np.array([_to_micros(record.at) for record in self._owners], np.int64)
+        # The ids of queues that had no owner, by place and period: these queues are looked up together.
         grouped: defaultdict[tuple[Place, datetime, datetime | None], list[int]] = defaultdict(list)
         for queue, since, until in unowned:
             grouped[Place(queue.topic, queue.broker), since, until].append(queue.id)
@@ -74,7 +76,7 @@ class GroupNotes:
         return np.array(codes, np.int8)[self._find_owners(at)]
 
     def are_broadcasting(self, at: Integers) -> Flags:
-        """Return at which times the group was Broadcasting."""
+        """Return for each time whether the group was Broadcasting."""
         flags = [record.model == "Broadcasting" for record in self._owners] or [False]
         return np.array(flags, np.bool_)[self._find_owners(at)]
 
@@ -95,8 +97,8 @@ class GroupNotes:
         return np.maximum(np.searchsorted(self._owners_at, at, side="right") - 1, 0)
 
 
-class _Judged(NamedTuple):
-    """Results by sample of a queue."""
+class _JudgedSamples(NamedTuple):
+    """Lag, delay and lag state of each sample."""
 
     lags: lag_columns.Offsets
     delays: NDArray[np.float64]
@@ -116,8 +118,8 @@ def judge_samples(
 
 def _judge_chunk(samples: Samples, context_count: int, places: Places, notes: GroupNotes) -> RecordTotals:
     """Return the totals of the records after the first `context_count` ones."""
-    is_retry = np.array([place.topic.startswith(RETRY_TOPIC_PREFIX) for place in places.by_code], np.bool_)
-    retries = is_retry[samples.place]
+    is_retry_place = np.array([place.topic.startswith(RETRY_TOPIC_PREFIX) for place in places.by_code], np.bool_)
+    is_retry = is_retry_place[samples.place]
     columns = lag_columns.OffsetColumns(
         sampled_at=samples.seconds[samples.record],
         min_offset=samples.first,
@@ -127,36 +129,40 @@ def _judge_chunk(samples: Samples, context_count: int, places: Places, notes: Gr
         previous_row=_previous_samples(samples, len(places.by_code)),
         # The operator starts retry topics at their beginning, whatever the group's start position.
         start_code=np.where(
-            retries, np.int8(lag_columns.START_EARLIEST), notes.start_codes(samples.at)[samples.record]
+            is_retry, np.int8(lag_columns.START_EARLIEST), notes.start_codes(samples.at)[samples.record]
         ),
     )
     is_judged = ~notes.are_broadcasting(samples.at)
     is_judged[:context_count] = False
     judged = _judge(samples, columns, is_judged[samples.record])
-    return _total(samples, columns, judged, retries).after(context_count)
+    return _total(samples, columns, judged, is_retry).after(context_count)
 
 
-def _judge(samples: Samples, columns: lag_columns.OffsetColumns, is_judged: Flags) -> _Judged:
+def _judge(samples: Samples, columns: lag_columns.OffsetColumns, is_judged: Flags) -> _JudgedSamples:
     """Return lag, delay and lag state by sample. The slow rules are applied only to the few queues that may lag."""
     lags = lag_columns.compute_lags(columns)
-    is_steady = is_judged & _surely_keeps_up(samples, columns, lags)
+    is_steady = is_judged & _find_keeping_up(samples, columns, lags)
     others = np.flatnonzero(is_judged & ~is_steady)
     lag_states = np.where(is_steady, _KEEPING_UP, lag_columns.NO_STATE).astype(np.int8)
     delays = np.where(is_steady, 0.0, np.nan)
     lag_states[others] = lag_columns.compute_lag_states(columns, lags, others, SAMPLE_WINDOW)
     delays[others] = lag_columns.compute_delays(columns, lags, others, CONTEXT_SECONDS)
-    return _Judged(lags, delays, lag_states)
+    return _JudgedSamples(lags, delays, lag_states)
 
 
-def _surely_keeps_up(samples: Samples, columns: lag_columns.OffsetColumns, lags: lag_columns.Offsets) -> Flags:
-    """Return which samples certainly keep up: lag 0, a known recent lag before, no offset that went back lately."""
+def _find_keeping_up(samples: Samples, columns: lag_columns.OffsetColumns, lags: lag_columns.Offsets) -> Flags:
+    """Return which samples certainly keep up, without the slow rules.
+
+    Their lag is 0, the lag of their previous sample is known and recent, and no committed offset of the group went back
+    lately.
+    """
     has_previous = columns.previous_row >= 0
     previous = np.maximum(columns.previous_row, 0)  # without a previous sample, 0: its values are not used
     is_rewound = has_previous & (columns.committed_offset < columns.committed_offset[previous])
     rewound_at = samples.seconds[np.unique(samples.record[is_rewound])]
-    last_rewound = np.searchsorted(rewound_at, samples.seconds, side="right") - 1  # -1, which is -inf below: never
-    rewound_seconds = samples.seconds - np.concatenate([rewound_at, [-np.inf]])[last_rewound]
-    is_undisturbed = rewound_seconds > SAMPLE_WINDOW.max_age_seconds
+    last_index = np.searchsorted(rewound_at, samples.seconds, side="right") - 1  # -1: never rewound before
+    last_rewound_at = np.concatenate([rewound_at, [-np.inf]])[last_index]  # index -1 is the appended -inf
+    is_undisturbed = samples.seconds - last_rewound_at > SAMPLE_WINDOW.max_age_seconds
     is_at_end = (lags == 0) & (columns.committed_offset >= 0)
     is_recent = columns.sampled_at - columns.sampled_at[previous] <= SAMPLE_WINDOW.max_age_seconds
     is_comparable = has_previous & (lags[previous] != lag_columns.LAG_UNKNOWN) & is_recent
@@ -177,7 +183,9 @@ def _previous_samples(samples: Samples, place_count: int) -> lag_columns.RowIndi
     return previous
 
 
-def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged, is_retry: Flags) -> RecordTotals:
+def _total(
+    samples: Samples, columns: lag_columns.OffsetColumns, judged: _JudgedSamples, is_retry: Flags
+) -> RecordTotals:
     """Add up the queues of each record."""
     is_subscribed = ~is_retry
     is_lag_unknown = judged.lags == lag_columns.LAG_UNKNOWN
@@ -186,9 +194,10 @@ def _total(samples: Samples, columns: lag_columns.OffsetColumns, judged: _Judged
     is_unknown = (unknown_count > 0) | (samples.sum_by_record(is_subscribed) == 0)
     lag = samples.sum_by_record(np.where(is_lag_unknown | is_retry, 0, judged.lags))
     delay = np.zeros(len(samples.at))
-    waiting = np.flatnonzero(is_subscribed & (judged.delays != 0))
-    waiting_delays = np.where(np.isnan(judged.delays[waiting]), np.inf, judged.delays[waiting])  # infinite: unknown
-    np.maximum.at(delay, samples.record[waiting], waiting_delays)
+    delayed = np.flatnonzero(is_subscribed & (judged.delays != 0))
+    delays = judged.delays[delayed]
+    # The highest delay of each record's queues; infinite: unknown.
+    np.maximum.at(delay, samples.record[delayed], np.where(np.isnan(delays), np.inf, delays))
     rewound, arrived = _count_redeliveries(columns, is_retry)
     step_seconds = np.diff(samples.seconds, prepend=np.nan)
     is_covered = step_seconds <= SAMPLE_WINDOW.max_age_seconds

@@ -56,7 +56,7 @@ class HourMeasures:
     unowned_queue_seconds: float = 0.0
     contested_queue_seconds: float = 0.0
     redelivered: int = 0
-    # Of times in which the owners are known and own at least one queue:
+    # Of times in which all owners are known; the first two only of those in which members own queues.
     imbalance_seconds: float = 0.0  # sum of imbalance times seconds
     balance_seconds: float = 0.0  # sum of seconds
     idle_member_seconds: float | None = None  # None: no owners were known
@@ -64,7 +64,7 @@ class HourMeasures:
     delays: list[float] = field(default_factory=list)
     lag_state_seconds: defaultdict[LagState, float] = field(default_factory=lambda: defaultdict(float))
     sampled_seconds: float = 0.0
-    complete: bool = True
+    complete: bool = True  # whether no record of the hour is missing
 
     def to_row(self) -> dict[str, Any]:
         """Return the measures by the names of schemas.ROLLUP."""
@@ -97,7 +97,7 @@ Hours = defaultdict[datetime, HourMeasures]
 class _OwnershipSummary(NamedTuple):
     """What the measures need of the owners of all queues."""
 
-    handovers: list[Interval]  # that began with a handover of known duration
+    handovers: list[Interval]  # intervals that began with a handover of known duration
     unowned: list[UnownedPeriod]
     count_changes: Counter[tuple[datetime, str]]  # change of a member's number of queues, by time and the member's uid
 
@@ -145,25 +145,27 @@ def _summarize_ownership(account: OwnershipAccount, obeyed: ObeyedTimes) -> _Own
 def _percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
     """Return the median and the 99th percentile, under their names."""
     ordered = sorted(values)
-    shares = {f"{name}_p50": 0.5, f"{name}_p99": 0.99}
+    fractions = {f"{name}_p50": 0.5, f"{name}_p99": 0.99}
     if not ordered:
-        return dict.fromkeys(shares)
-    return {key: float(ordered[ceil(share * len(ordered)) - 1]) for key, share in shares.items()}
+        return dict.fromkeys(fractions)
+    return {key: float(ordered[ceil(fraction * len(ordered)) - 1]) for key, fraction in fractions.items()}
 
 
 def _add_records(hours: Hours, records: GroupRecords) -> None:
     """Add the measures that are sums over single records."""
     _count_rebalances(hours, records.of_kind(RebalanceRecord))
     _count_moves(hours, records.of_kind(HandoverRecord))
-    for taken_over in records.of_kind(RedeliveredRecord):
-        hours[hour_of(taken_over.at)].redelivered += taken_over.messages
+    for record in records.of_kind(RedeliveredRecord):
+        hours[hour_of(record.at)].redelivered += record.messages
 
 
 def _add_offsets(hours: Hours, totals: RecordTotals) -> None:
     """Add the measures of records of offsets, which are in order of time."""
-    starts, first = np.unique(totals.at // MICROS_PER_HOUR * MICROS_PER_HOUR, return_index=True)
-    for start, begin, end in zip_longest(starts.tolist(), first.tolist(), first[1:].tolist()):
-        rows = slice(begin, end)
+    starts_of_hours, first_rows = np.unique(totals.at // MICROS_PER_HOUR * MICROS_PER_HOUR, return_index=True)
+    for start, first_row, end_row in zip_longest(
+        starts_of_hours.tolist(), first_rows.tolist(), first_rows[1:].tolist()
+    ):
+        rows = slice(first_row, end_row)  # of the last hour, `end_row` is None
         hour = hours[to_time(start)]
         lags = totals.lag[rows]
         delays = totals.delay[rows]
@@ -176,11 +178,11 @@ def _add_offsets(hours: Hours, totals: RecordTotals) -> None:
 
 
 def _count_rebalances(hours: Hours, rebalances: Iterable[RebalanceRecord]) -> None:
-    """Count only the first record of each rebalance, since a new leader may record its end again."""
-    first: dict[datetime, RebalanceRecord] = {}
+    """Count only the first record with each start (`began`): a new leader may record the end of a rebalance again."""
+    first_records: dict[datetime, RebalanceRecord] = {}
     for record in sorted(rebalances, key=lambda record: (record.at, record.reason, record.seconds)):
-        first.setdefault(record.began, record)
-    for record in first.values():
+        first_records.setdefault(record.began, record)
+    for record in first_records.values():
         hour = hours[hour_of(record.at)]
         hour.rebalances[record.reason] += 1
         hour.rebalance_seconds.append(record.seconds)
@@ -208,23 +210,24 @@ def _add_unowned_seconds(hours: Hours, unowned: Iterable[UnownedPeriod], times: 
 def _add_contested_seconds(hours: Hours, records: GroupRecords, recorded_until: datetime) -> None:
     """Add the time in which two members may have consumed a forced queue.
 
-    The operator ends such a period with an assignment that it writes once the previous owner has certainly stopped. No
-    record marks this assignment, so the period ends with the first later assignment in which the previous owner is
-    absent, ended or reporting.
+    Once the previous owner has certainly stopped, the operator writes an assignment, which ends this time. No record
+    marks that assignment, so the first later one counts in which the previous owner is absent, has ended or reports.
     """
     memberships = sorted(records.of_kind(MembershipRecord), key=lambda record: record.at)
     for grant in records.of_kind(HandoverRecord):
         if grant.act == "Force":
-            later = memberships[bisect_left(memberships, grant.at, key=lambda record: record.at) :]
+            first_later = bisect_left(memberships, grant.at, key=lambda record: record.at)
+            later = memberships[first_later:]
             until = next((record.at for record in later if _ends_contest(record, grant)), recorded_until)
             for hour, seconds in split_by_hour(grant.at, until):
                 hours[hour].contested_queue_seconds += seconds * count_queues(grant.queues)
 
 
 def _ends_contest(membership: MembershipRecord, grant: HandoverRecord) -> bool:
+    """Return whether the previous owner of forced queues has certainly stopped in a later assignment."""
     if membership.generation <= grant.generation:
         return False
-    # If the queue had no previous owner (holder_uid is None), no member matches, so the first later one ends it.
+    # Without a previous owner (holder_uid is None) no member matches: the first later assignment ends the time.
     for member in membership.members.values():
         if member.uid == grant.holder_uid and member.standing not in _SETTLED_STATES:
             return False
@@ -232,16 +235,16 @@ def _ends_contest(membership: MembershipRecord, grant: HandoverRecord) -> bool:
 
 
 class _BalancePeriod(NamedTuple):
-    """A time in which the members that share the queues did not change, and all owners are known at its start."""
+    """A period in which the members that share the queues did not change, with all owners known at its start."""
 
     since: datetime
     until: datetime
-    uids: list[str]
+    uids: list[str]  # uids of the members that share the queues
 
 
 def _balance_periods(entries: Iterable[Entry], recorded_until: datetime) -> Iterator[_BalancePeriod]:
-    listing = [(entry, entry.record) for entry in entries if isinstance(entry.record, MembershipRecord | OwnersRecord)]
-    for (entry, record), following in zip_longest(listing, listing[1:]):
+    listings = [(entry, entry.record) for entry in entries if isinstance(entry.record, MembershipRecord | OwnersRecord)]
+    for (entry, record), following in zip_longest(listings, listings[1:]):
         until = following[0].at if following else recorded_until
         if entry.epoch_end and entry.epoch_end.is_break:
             until = min(until, entry.epoch_end.at)
@@ -254,18 +257,21 @@ def _add_balance(
 ) -> None:
     """Add the time-weighted imbalance of queues among sharing members, and the time of members without a queue."""
     queue_counts: Counter[str] = Counter()  # by uid
-    waiting = sorted(changes, reverse=True)
+    pending = sorted(changes, reverse=True)  # changes not applied yet, the next one last
     for since, until, uids in _balance_periods(entries, recorded_until):
-        while waiting and waiting[-1][0] <= since:
-            key = waiting.pop()
-            queue_counts[key[1]] += changes[key]
+        while pending and pending[-1][0] <= since:
+            at, uid = pending.pop()
+            queue_counts[uid] += changes[at, uid]
         counts = [queue_counts[uid] for uid in uids]
         total = sum(counts)
-        for hour, seconds in split_by_hour(since, until) if counts else ():
+        if not counts:
+            continue
+        for hour, seconds in split_by_hour(since, until):
             measures = hours[hour]
             measures.idle_member_seconds = (measures.idle_member_seconds or 0.0) + counts.count(0) * seconds
             if total > 0:
-                measures.imbalance_seconds += max(counts) * len(counts) / total * seconds
+                imbalance = max(counts) * len(counts) / total  # the highest count over the mean
+                measures.imbalance_seconds += imbalance * seconds
                 measures.balance_seconds += seconds
 
 

@@ -1,20 +1,20 @@
 """Order of a group's assignments in the journal, and the breaks in it.
 
 Within a *life*, from a group's creation to its deletion, assignments are ordered by generation, regardless of the
-writers' clocks. The records of an assignment list only the queues that it changes. An `owners` record lists the owners
-of all queues; a queue that it leaves out has no owner. So after a *break*, where records are missing, a queue's owner
-is unknown until the next record about the queue.
+writers' clocks. The records of an assignment list only the queues that it changes. So after a *break*, where records
+are missing, a queue's owner is unknown until the next record about the queue. An `owners` record lists the owners of
+all queues, and replaces all that was known before: a queue that it leaves out has no owner.
 
     records  plan 1  plan 2  owners 2  plan 3     plan 5  owners 5  plan 6     plan 1
     life     1 -----------------------------------------------------------     2 -----   deleted and recreated
     chain    1 -----------------------------     2 -----------------------     3 -----   a break: plan 4 is missing
     epoch    1 ------------  2 -------------     3 ----  4 ---------------     5 -----   also from each `owners` record
 
-So a *border*, where an epoch starts, is a life's first plan, a break or an `owners` record. Within an epoch the last
-record about a queue determines its owner; within a *chain* no record is missing. The numbers have no meaning but to
-tell lives, chains and epochs apart.
+Within a *chain* no record is missing. An *epoch* starts at a *border*: a life's first plan, a break or an `owners`
+record. Within an epoch the last record about a queue determines its owner. The numbers only distinguish lives, chains
+and epochs.
 
-A *gap* record says that a writer dropped records of any groups, with times from `since` to `at`.
+A *gap* record says that a writer dropped records with times from `since` to `at`; it does not say of which groups.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ from typing import NamedTuple
 from rota.pipeline.history.hours import touched_hours
 from rota.records import HandoverRecord, MembershipRecord, OwnersRecord, PlanRecord, Present
 
-# Difference of two hosts' clocks. A lower generation, except 1, starts a new life only if it comes later than that.
+# Difference of two hosts' clocks. A lower generation, except 1, starts a new life only after a longer time.
 MAX_CLOCK_SKEW_SECONDS = 60.0
 SHARING_STATES = ("Ready", "Unready")  # member states in which a member shares the queues
 DEFAULT_MODE = "Cooperative"  # handover mode of a policy that names none
@@ -38,7 +38,7 @@ AssignmentRecord = MembershipRecord | PlanRecord | HandoverRecord | OwnersRecord
 
 
 class RecordStep(IntEnum):
-    """The order of records within a generation. The two markers are not records: after them, records may be missing."""
+    """The order of records within a generation. The markers are no records: they say that records may be missing."""
 
     MEMBERSHIP = 0
     PLAN = 1
@@ -62,13 +62,23 @@ class Gap(NamedTuple):
     since: datetime
     at: datetime
 
+    @property
+    def start(self) -> datetime:
+        """The earlier time."""
+        return min(self)
+
+    @property
+    def end(self) -> datetime:
+        """The later time."""
+        return max(self)
+
 
 class Gaps:
     """All gaps of a journal: each may hide records of any group."""
 
     def __init__(self, gaps: Iterable[Gap] = ()) -> None:
         self._gaps = list(gaps)
-        self._spans = _merge_spans(sorted((min(gap), max(gap)) for gap in self._gaps))
+        self._spans = _merge_spans(sorted((gap.start, gap.end) for gap in self._gaps))
         self.hours = frozenset(hour for gap in self._gaps for hour in touched_hours(gap.since, gap.at))
 
     def cover(self, at: datetime) -> bool:
@@ -76,9 +86,9 @@ class Gaps:
         index = bisect_right(self._spans, at, key=lambda span: span[0]) - 1
         return index >= 0 and at <= self._spans[index][1]
 
-    def first_since(self, last_at: datetime) -> datetime | None:
+    def earliest_start(self, *, ending_since: datetime) -> datetime | None:
         """Return the earliest start of the gaps that end at a time or later; None: there is no such gap."""
-        return min((min(gap) for gap in self._gaps if last_at <= max(gap)), default=None)
+        return min((gap.start for gap in self._gaps if gap.end >= ending_since), default=None)
 
 
 def _merge_spans(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
@@ -95,7 +105,7 @@ def _merge_spans(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datet
 class Border(NamedTuple):
     """The start of an epoch."""
 
-    at: datetime  # when the epoch starts; at a break, the time up to which no record is missing
+    at: datetime  # start of the epoch; at a break, the time from which on records may be missing
     is_break: bool
     is_owners: bool
 
@@ -106,15 +116,15 @@ class Entry:
 
     step: RecordStep
     generation: int
-    at: datetime  # of the record; at least that of the entry before it, since clocks differ between hosts
+    at: datetime  # time of the record, raised to the previous entry's if that is later: clocks of hosts differ
     record: AssignmentRecord | None = None  # None: a marker
-    # The numbers of its life, chain and epoch.
+    # The numbers of the life, chain and epoch.
     life: int = 0
     chain: int = 0
     epoch: int = 0
     is_first_plan: bool = False
-    border: Border | None = None  # None: it starts no epoch
-    epoch_end: Border | None = None  # the border at which its epoch ends; None: the group's last epoch
+    border: Border | None = None  # None: the entry starts no epoch
+    epoch_end: Border | None = None  # the border at which the epoch ends; None: the group's last epoch
     # Whether the owners of all queues are known before and after the record.
     owners_known_before: bool = False
     owners_known_after: bool = False
@@ -122,7 +132,7 @@ class Entry:
     next_owners_at: datetime | None = None  # time of the next `owners` record; None: there is none
     next_plan_at: datetime | None = None  # time of the next plan; None: there is none
     model: str | None = None  # consumption model; None: unknown until the first `owners` record
-    modes: frozenset[str] = frozenset()  # the handover modes that may have been in force
+    modes: frozenset[str] = frozenset()  # handover modes, of which one was in force; see `_set_fields_from_later`
 
     @property
     def is_owners(self) -> bool:
@@ -131,12 +141,12 @@ class Entry:
 
     @property
     def is_break(self) -> bool:
-        """Whether records are missing before it or, of a marker, may be missing after it."""
+        """Whether records are missing before the entry; of a marker, whether they may be missing after it."""
         return self.border is not None and self.border.is_break
 
     @property
     def starts_chain(self) -> bool:
-        """Whether it is a life's first plan, or comes after a break."""
+        """Whether the entry is a life's first plan, or comes after a break."""
         return self.is_first_plan or self.is_break
 
     @property
@@ -150,8 +160,8 @@ class AssignmentPeriod(NamedTuple):
 
     since: datetime
     until: datetime | None  # None: it is still in force
-    members: int  # that share the queues
-    may_have_queues: bool
+    members: int  # number of members that share the queues
+    may_have_queues: bool  # whether the group has queues; True: also if not known
 
 
 def order_records(records: Iterable[AssignmentRecord], gaps: Gaps) -> list[Entry]:
@@ -161,14 +171,14 @@ def order_records(records: Iterable[AssignmentRecord], gaps: Gaps) -> list[Entry
     entries += _gap_markers(entries, gaps)
     entries.sort(key=lambda entry: entry.order)
     _mark_borders(entries)
-    _look_back(entries)
-    _look_ahead(entries)
+    _set_fields_from_earlier(entries)
+    _set_fields_from_later(entries)
     return entries
 
 
 def sharing_uids(record: MembershipRecord | OwnersRecord) -> list[str]:
     """Return the uids of the members that share the queues."""
-    members: Iterable[Present] = record.members.values()  # type: ignore[assignment]  # an Owner has the same fields
+    members: Iterable[Present] = record.members.values()  # type: ignore[assignment]  # `owners` has these fields, too
     # `standing` is the member state; names in the journal do not change.
     return [member.uid for member in members if member.standing in SHARING_STATES]
 
@@ -197,7 +207,7 @@ def _number_lives(entries: Iterable[Entry]) -> None:
 def _starts_life(previous: Entry, entry: Entry) -> bool:
     """Return whether the group was recreated between two entries, which are adjacent in time."""
     if entry.generation == 1:
-        # `membership` is an assignment's first record, so a second one of generation 1 is that of a recreated group.
+        # A life begins with the `membership` of generation 1: if an entry precedes it, the group was recreated.
         return previous.generation > 1 or entry.step is RecordStep.MEMBERSHIP
     # A lower generation much later: the journal lacks the first generations of the new life.
     waited_seconds = (entry.at - previous.at).total_seconds()
@@ -205,29 +215,26 @@ def _starts_life(previous: Entry, entry: Entry) -> bool:
 
 
 def _gap_markers(entries: Sequence[Entry], gaps: Gaps) -> Iterator[Entry]:
-    """Yield markers where a gap may hide records although no generation is missing; `_mark_borders` makes them breaks.
+    """Yield a marker where a gap may hide records although no generation is missing; `_mark_borders` makes it a break.
 
     A plan and its handovers have one time. So a plan within a gap gets a marker after it, since its handovers may be
     missing; a plan outside of gaps needs none. A missing plan shows as a missing generation.
     """
-    # Example: plan 6 at 12:02, a gap from 12:01 to 12:03, plan 7 at 12:04. Handovers of plan 6 may be missing, and the
-    # marker comes after those that are there. No handover of plan 7 is missing.
+    # Example: plan 6 at 12:02, a gap from 12:01 to 12:03, plan 7 at 12:04. Handovers of plan 6 may be missing, so the
+    # marker comes directly after plan 6, before the handovers that are there. No handover of plan 7 is missing.
     for entry in entries:
         if entry.step is RecordStep.PLAN and gaps.cover(entry.at):
             yield Entry(RecordStep.GAP_MARKER, entry.generation, entry.at, life=entry.life)
     # Example: plan 6 at 12:00, a gap from 12:01 to 12:03, nothing more of the group: the marker is at 12:01.
     last_at = max((entry.at for entry in entries), default=None)
-    since = gaps.first_since(last_at) if last_at else None
+    since = gaps.earliest_start(ending_since=last_at) if last_at else None
     if last_at and since:
         last = max(entries, key=attrgetter("life", "generation"))
         yield Entry(RecordStep.END_MARKER, last.generation, max(last_at, since), life=last.life)
 
 
 def _mark_borders(entries: Iterable[Entry]) -> None:
-    """Mark borders: first plans, breaks and `owners` records.
-
-    The time of an entry is raised to that of the entries before it, if it is earlier.
-    """
+    """Mark borders: first plans, breaks and `owners` records. Raise times to those of earlier entries."""
     latest: datetime | None = None
     previous: Entry | None = None  # the last plan, handover or `owners` record
     for entry in entries:
@@ -247,7 +254,7 @@ def _mark_borders(entries: Iterable[Entry]) -> None:
 
 def _continues(previous: Entry, entry: Entry) -> bool:
     """Return whether no record is missing between two: they are of the same assignment, or of two successive ones."""
-    if entry.step is RecordStep.MEMBERSHIP:
+    if entry.step is RecordStep.MEMBERSHIP:  # the plan after it shows whether records are missing
         return True
     if previous.life != entry.life:
         return False
@@ -257,7 +264,7 @@ def _continues(previous: Entry, entry: Entry) -> bool:
     return entry.generation == previous.generation
 
 
-def _look_back(entries: Iterable[Entry]) -> None:
+def _set_fields_from_earlier(entries: Iterable[Entry]) -> None:
     """Number epochs and chains; set the fields of each entry that depend on earlier records."""
     chain = 0
     epoch = 0
@@ -272,7 +279,7 @@ def _look_back(entries: Iterable[Entry]) -> None:
         if entry.starts_chain:
             owners_known = False
         entry.owners_known_before = owners_known
-        # A life's first plan assigns its first owners, so all are known after it. They do not count as known before it.
+        # A life's first plan assigns its first owners: all owners are known after it, but not before it.
         owners_known = owners_known or entry.is_first_plan or entry.is_owners
         entry.owners_known_after = owners_known
         if isinstance(entry.record, OwnersRecord):
@@ -285,11 +292,11 @@ def _look_back(entries: Iterable[Entry]) -> None:
         entry.model = model
 
 
-def _look_ahead(entries: Sequence[Entry]) -> None:
+def _set_fields_from_later(entries: Sequence[Entry]) -> None:
     """Set the fields of each entry that depend on later records.
 
-    Only `owners` records name the handover mode. So at an entry, the mode of the previous or of the next `owners`
-    record may be in force.
+    Only `owners` records name the handover mode. So the mode at an entry is that of the previous or of the next
+    `owners` record.
     """
     epoch_end: Border | None = None
     owners: Entry | None = None

@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
 
 class Party(NamedTuple):
-    """A member as a record names it, or the lack of one."""
+    """A member as a record names it; without name and uid: no member."""
 
     name: str | None
     uid: str | None
@@ -62,8 +62,8 @@ class Holding:
     statement: Statement
     previous: Statement | None  # of the queue's previous holding
     contradicts: bool  # whether the record names another previous owner than the earlier records
-    revoked_at: datetime | None  # time of the last revoke in its chain
-    next: "Holding | None" = None
+    revoked_at: datetime | None  # time of the queue's last revoke in the chain before the record; None: no revoke
+    next: "Holding | None" = None  # the queue's next holding
     end: datetime | None = None  # None: no later record changes the owner
     certain_until: datetime | None = None  # see `_set_end`; None: the owner is certain up to `end`
 
@@ -74,7 +74,7 @@ class Holding:
 
     @property
     def until(self) -> datetime | None:
-        """The end of the time in which the owner is certain; None: it still owns the queue."""
+        """The end of the time in which the owner is certain; None: the owner still owns the queue."""
         return self.certain_until or self.end
 
     @property
@@ -99,8 +99,8 @@ def build_account(records: Iterable[AssignmentRecord], gaps: Gaps) -> OwnershipA
     """Return the account of one group."""
     entries = order_records(records, gaps)
     by_queue: dict[Queue, list[Statement]] = {}
-    for _, together in groupby(entries, key=lambda entry: entry.order):
-        statements = list(chain.from_iterable(map(_statements_of, together)))
+    for _, same_place in groupby(entries, key=lambda entry: entry.order):
+        statements = list(chain.from_iterable(map(_statements_of, same_place)))
         # A faulty `owners` record may list a queue for two pods: sort by uid, so that the result is always the same.
         statements.sort(key=lambda pair: pair[0].owner.uid or "")
         for statement, ranges in statements:
@@ -134,7 +134,7 @@ def _statements_of(entry: Entry) -> Iterator[tuple[Statement, RangesByTopic]]:
         case HandoverRecord() as record:
             named = Party(record.holder, record.holder_uid)
             yield Statement(entry, named, _owner_after(record), _phase_after(record), record), record.queues
-        case OwnersRecord() as record:  # it names the owner as the previous owner, too
+        case OwnersRecord() as record:  # names no previous owner: the owner counts as that, too
             for name, member in record.members.items():
                 owner = Party(name, member.uid)
                 yield Statement(entry, owner, owner, Phase.OWNED), member.queues

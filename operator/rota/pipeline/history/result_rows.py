@@ -1,4 +1,4 @@
-"""Rows of the history's tables as Python values and in Arrow."""
+"""Converts results of the history to rows of its tables, and rows to Arrow batches."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice

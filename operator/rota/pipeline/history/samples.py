@@ -1,4 +1,7 @@
-"""Samples of one group's offsets in columns: records in order of time, and the queues that each of them lists."""
+"""Samples of one group's offsets in columns: records in order of time, and the queues that each of them lists.
+
+A *place*, a topic on a broker, is encoded as an integer.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +41,7 @@ class Samples(NamedTuple):
 
     # By record.
     at: Integers  # in microseconds since 1970
-    # By sample of a queue, in the order of the records.
+    # By sample of a queue, in the order of the records. `since` and `keep` rely on the order of the fields.
     record: Integers  # index of the record
     place: Integers  # code of the queue's topic and broker
     queue: Integers  # queue id
@@ -57,10 +60,10 @@ class Samples(NamedTuple):
         return np.searchsorted(self.record, np.arange(len(self.at) + 1))
 
     def since(self, at: int) -> "Samples":
-        """Return the records from a time on, and their samples."""
+        """Return the records from a time (in microseconds since 1970) on, and their samples."""
         record = int(np.searchsorted(self.at, at))
         sample = int(np.searchsorted(self.record, record))
-        by_sample = [column[sample:] for column in self[2:]]
+        by_sample = [column[sample:] for column in self[2:]]  # `place` and the columns after it
         return Samples(self.at[record:], self.record[sample:] - record, *by_sample)
 
     def keep(self, records: NDArray[np.bool_]) -> "Samples":
@@ -71,7 +74,7 @@ class Samples(NamedTuple):
         return Samples(self.at[records], indices[self.record[is_kept]], *by_sample)
 
     def downsample(self, step: int) -> "Samples":
-        """Return the first record, and the last one of each `step` microseconds since 1970, with their samples."""
+        """Return the first record, and the last record of each interval of `step` microseconds, with their samples."""
         is_needed = np.diff(self.at // step, append=-1) != 0
         is_needed[:1] = True
         return self.keep(is_needed)
@@ -88,6 +91,7 @@ def concatenate(parts: Sequence[Samples]) -> Samples:
     if len(parts) == 1:
         return parts[0]
     at, record, *by_sample = zip(*parts, strict=True)
+    # `record` counts from 0 in each part: add the number of records in the parts before.
     first_records = np.cumsum([0, *map(len, at[:-1])])
     records = list(map(np.add, record, first_records))
     return Samples(np.concatenate(at), np.concatenate(records), *map(np.concatenate, by_sample))

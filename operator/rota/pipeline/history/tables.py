@@ -1,8 +1,7 @@
 """Tables of the history of groups: hourly measures, owners over time, violations.
 
-Python workers compute them group by group in pure Python (`measures.roll_up`, `audit.audit_group`). Samples come in
-order of group and time, in batches. So memory does not grow with a group's number of samples, even if one group has
-half of all samples.
+Python workers compute them group by group in pure Python (`measures.roll_up`, `audit.audit_group`). Samples are read in
+batches, in order of group and time, so that a worker's memory is bounded even if one group has half of all samples.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,17 +34,17 @@ Batches = Iterator[pa.RecordBatch]
 
 
 class HistoryReport(StrEnum):
-    """A result that is computed from a history."""
+    """A kind of result that is computed from a history."""
 
     ROLLUP = "rollup"
     AUDIT = "audit"
 
 
 def compute_history(history: History, reports: Sequence[HistoryReport], tasks: int | None = None) -> DataFrame:
-    """Return rows of some reports of each group (HISTORY), from the day `audited_since` on."""
-    fold = _Fold(history, reports)
+    """Return the rows (HISTORY) of `reports` for each group, from the day `history.audited_since` on."""
+    task = _HistoryTask(history, reports)
     rows = shuffle_records(history, _FULL_KINDS, time_only=[_TIME_ONLY_KIND], tasks=tasks)
-    return rows.mapInArrow(fold.fold_task, HISTORY)
+    return rows.mapInArrow(task.compute, HISTORY)
 
 
 def select_rollup(rows: DataFrame) -> DataFrame:
@@ -63,8 +62,8 @@ def select_violations(rows: DataFrame) -> DataFrame:
     return rows.where("violation is not null").select("violation.*")
 
 
-class _Fold:
-    """Computes the rows of a task in a Python worker."""
+class _HistoryTask:
+    """Computes the rows of a Spark task in a Python worker."""
 
     def __init__(self, history: History, reports: Sequence[HistoryReport]) -> None:
         self._sample_files = history.sample_files
@@ -72,27 +71,28 @@ class _Fold:
         self._gaps = _collect_gaps(history.records["gap"])
         day = history.audited_since
         self._audited_since = datetime.combine(day, time(), UTC) if day else None
-        self._read_since = self._audited_since and self._audited_since - timedelta(seconds=CONTEXT_SECONDS)
+        # Lag states need the samples of the hour before.
+        self._read_since = self._audited_since - timedelta(seconds=CONTEXT_SECONDS) if self._audited_since else None
         self._audited_gaps = [gap for gap in self._gaps if not self._audited_since or gap.at >= self._audited_since]
 
-    def fold_task(self, records: Batches) -> Batches:
+    def compute(self, records: Batches) -> Batches:
         """Yield the rows of the groups of a task."""
         # The audit needs the times of samples, not their values.
         has_rollup = HistoryReport.ROLLUP in self._reports
         groups = read_task(records, self._sample_files, self._read_since, sample_times_only=not has_rollup)
-        yield from to_batches(self._fold_groups(groups), arrow_schema(HISTORY))
+        yield from to_batches(self._compute_groups(groups), arrow_schema(HISTORY))
 
-    def _fold_groups(self, groups: Iterable[GroupRows]) -> Iterator[dict[str, Any]]:
+    def _compute_groups(self, groups: Iterable[GroupRows]) -> Iterator[dict[str, Any]]:
         gaps = Gaps(self._gaps)
         audited_gaps = Gaps(self._audited_gaps)
         for rows in groups:
             if HistoryReport.ROLLUP in self._reports:
-                places = Places()
+                places = Places()  # integer codes of topics on brokers, shared by samples and rollup
                 for hour, measures in roll_up(rows.records, gaps, rows.samples(places), places):
                     if not self._audited_since or hour >= self._audited_since:
                         yield {"measures": {"group": rows.group, "hour": hour} | measures.to_row()}
             else:
-                rows.add_sample_times()  # as `roll_up` does
+                rows.add_sample_times()  # `roll_up` adds them while it reads the samples
             if HistoryReport.AUDIT in self._reports:
                 yield from self._audit(rows, audited_gaps)
 

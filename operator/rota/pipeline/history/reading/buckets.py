@@ -1,9 +1,9 @@
-"""The history in a snapshot, and its groups: task by task, with their records and their samples of offsets.
+"""Reads the history in a lake's snapshot, and divides its groups among Spark tasks, with their records and samples.
 
-The records of a task are brought together by one shuffle, in order of the group. Their rows have one column of structs
-for each kind of record, which is null in the rows of other kinds. `lake/offsets` is partitioned into buckets by a hash
-of the group. Each bucket has a task, in which pyarrow reads samples from the bucket's files. With more cores than
-buckets, a bucket has several tasks, each for a part of its groups.
+One shuffle brings the records of a task together, in order of the group. Their rows have one column of structs for each
+kind of record, which is null in the rows of other kinds. Samples are not shuffled: `lake/offsets` is partitioned into
+buckets by a hash of the group, and pyarrow reads a bucket's files in the bucket's task. With more cores than buckets, a
+bucket has several tasks, each for a part of its groups.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -52,11 +52,11 @@ def read_history(
 def shuffle_records(
     history: History, kinds: Sequence[str], *, time_only: Sequence[str] = (), tasks: int | None = None
 ) -> DataFrame:
-    """Return the records of some kinds by task; of the kinds `time_only`, only the times of records.
+    """Return records by task, in order of group and time: of the kinds `time_only`, only the times.
 
-    Each task begins with a row without a record. Otherwise a task whose groups have only samples would not run. The
-    other rows are in order of group and time. The number of tasks is a multiple of the number of buckets; by default
-    there is at least one for each core.
+    Each task begins with a row with its number and no group (nulls are sorted first). `read_task` gets the number from
+    this row. Without it, Spark would not run a task whose groups have only samples. The number of tasks is a multiple
+    of the number of buckets; by default there is at least one task for each core.
     """
     frames: list[DataFrame] = []
     for kind in (*kinds, *time_only):
@@ -67,9 +67,11 @@ def shuffle_records(
     rows = reduce(lambda whole, frame: whole.unionByName(frame, allowMissingColumns=True), frames)
     if tasks is None:
         tasks = OFFSET_BUCKETS * ceil(rows.sparkSession.sparkContext.defaultParallelism / OFFSET_BUCKETS)
-    numbers = rows.sparkSession.range(tasks).select(F.col("id").cast("int").alias("task"), F.lit(tasks).alias("tasks"))
+    task_rows = rows.sparkSession.range(tasks).select(
+        F.col("id").cast("int").alias("task"), F.lit(tasks).alias("tasks")
+    )
     task = F.pmod(F.crc32(F.col("group").cast("binary")), F.lit(tasks)).cast("int")
-    by_task = numbers.unionByName(rows.withColumn("task", task), allowMissingColumns=True)
+    by_task = task_rows.unionByName(rows.withColumn("task", task), allowMissingColumns=True)
     return by_task.repartitionById(tasks, "task").sortWithinPartitions("group", "at")
 
 
@@ -88,6 +90,7 @@ def read_task(
     task = first.column("task")[0].as_py()
     tasks = first.column("tasks")[0].as_py()
     columns = KEY_COLUMNS if sample_times_only else (*KEY_COLUMNS, "topics")
+    # The bucket is crc32 modulo OFFSET_BUCKETS, the task is crc32 modulo a multiple of it.
     samples = sample_files.read(task % OFFSET_BUCKETS, columns, since)
     rows: Iterator[pa.RecordBatch] = chain([first.slice(1)], records)
     if since:
@@ -98,13 +101,15 @@ def read_task(
 def _drop_outdated_owners(rows: pa.RecordBatch, since: datetime) -> pa.RecordBatch:
     """Keep only each group's last two `owners` records up to `since`, and later ones.
 
-    The last one has the owners at `since`. If records before it are missing, the owners are unknown up to the next
-    `owners` record, which may be long after `since`; the second last one limits that to the time before the last one.
+    The last one gives the owners at `since`. If the record after missing ones is an `owners` record, the owners are
+    unknown until the next `owners` record. With the last one alone, that may be long after `since`. With the second
+    last one, too, the unknown time of records missing before both ends at the last one.
     """
     indices = np.flatnonzero(pc.equal(rows.column("kind"), "owners"))
     owners = rows.select(["group", "at"]).take(pa.array(indices))
     group = owners.column("group")
     at = owners.column("at")
+    # The second next `owners` record is of the same group, and not after `since`.
     is_outdated = pc.and_(pc.equal(group[2:], group[:-2]), pc.less_equal(at[2:], since))
     is_kept = np.ones(rows.num_rows, np.bool_)
     is_kept[indices[:-2][is_outdated]] = False

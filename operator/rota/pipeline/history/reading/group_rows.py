@@ -1,7 +1,7 @@
-"""Records and samples of one group after the other, from Arrow's columns.
+"""Reads records and samples from Arrow batches in order of the group, and yields them group by group.
 
-`rota.pipeline.history.reading.buckets` makes the rows of records. They have a column of structs for each kind of
-record; a row fills only the column of its own kind.
+The batches of records, which `rota.pipeline.history.reading.buckets` makes, have a column of structs for each kind of
+record. In each row only the column of its own kind is set. `Fact` is the base class of records about a group.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +23,7 @@ _FACTS: Mapping[str, type[Fact]] = {str(kind.__struct_config__.tag): kind for ki
 
 
 class GroupRows(NamedTuple):
-    """A group's records, and its rows of `offsets` as batches in order of time. The batches can be read only once."""
+    """A group's records, and its samples: batches of `lake/offsets` in order of time, which can be read only once."""
 
     group: str
     records: GroupRecords
@@ -35,7 +35,7 @@ class GroupRows(NamedTuple):
             yield _read_samples(batch, places)
 
     def add_sample_times(self) -> None:
-        """Add the times of all samples to the records, instead of reading the samples."""
+        """Add only the times of all samples, which show until when the operator has recorded the group."""
         for batch in self.offsets:
             self.records.add_state_times(_to_micros(batch.column("at")))
 
@@ -43,9 +43,10 @@ class GroupRows(NamedTuple):
 def read_groups(
     records: Iterable[pa.RecordBatch], offsets: Iterable[pa.RecordBatch], has_group: Callable[[str], bool]
 ) -> Iterator[GroupRows]:
-    """Yield each group that has records, or has offsets and belongs to this task (`has_group`).
+    """Yield the groups of this task that have records or offsets.
 
-    `records` and `offsets` are in order of the group, and so is the result.
+    `records` and `offsets` are in order of the group, and so is the result. `records` are only of groups of this task;
+    `offsets` may have other groups, too (`has_group`). The caller must read the offsets of a group before the next one.
     """
     recorded_groups = _read_records(records)
     sampled_groups = filter(lambda rows: has_group(rows.group), _split_offsets(offsets))
@@ -94,25 +95,25 @@ def _group_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Re
 
 
 def _add_records(rows: pa.RecordBatch, by_group: Mapping[str, GroupRecords]) -> None:
-    """Add the records of some rows to their groups. If a kind has no column, add only the times of its records."""
+    """Add the records of some rows to their groups. A kind without a column is one of which only times are needed."""
     kinds = rows.column("kind").dictionary_encode()
     for code, kind in enumerate(kinds.dictionary.to_pylist()):
-        chosen = rows.filter(pc.equal(kinds.indices, code))
+        rows_of_kind = rows.filter(pc.equal(kinds.indices, code))
         if kind in rows.schema.names:
             columns = (
-                chosen.column("group").to_pylist(),
-                chosen.column("at").to_pylist(),
-                _to_values(chosen.column(kind)),
+                rows_of_kind.column("group").to_pylist(),
+                rows_of_kind.column("at").to_pylist(),
+                _to_values(rows_of_kind.column(kind)),
             )
             for group, at, fields in zip(*columns, strict=True):
                 by_group[group].add(_to_fact(_FACTS[kind], fields | {"at": at}))
         else:
-            for group, part in _group_parts([chosen]):
+            for group, part in _group_parts([rows_of_kind]):
                 by_group[group].add_state_times(_to_micros(part.column("at")))
 
 
 def _to_values(column: Any) -> list[Any]:
-    """Return the values of a column that is no slice: structs and maps as dicts, and a null list or map as empty.
+    """Return the values of a column (not of a slice): structs and maps as dicts, and a null list or map as empty.
 
     Arrow's own `to_pylist` makes an object of each nested value before its Python value, and takes seven times as long.
     """
@@ -136,7 +137,7 @@ def _to_values(column: Any) -> list[Any]:
 def _to_fact(kind: type[Fact], fields: dict[str, Any]) -> Fact:
     if "rules" in fields:  # a column of JSON text
         fields["rules"] = msgspec.json.decode(fields["rules"] or "{}")
-    return msgspec.convert(fields | {"schema": RECORD_SCHEMA, "group": ""}, kind)
+    return msgspec.convert(fields | {"schema": RECORD_SCHEMA, "group": ""}, kind)  # GroupRows has the group
 
 
 def _to_micros(times: Any) -> Integers:
@@ -151,16 +152,17 @@ def _read_samples(rows: pa.RecordBatch, places: Places) -> Samples:
 
 
 def _flatten(times: Any, topic_entries: Any, places: Places) -> Samples:
-    """Flatten records: each has entries of topics, each topic entries of brokers, and each broker lists of samples."""
+    """Flatten records: {topic: {broker: {ids, first, last, committed}}}, four lists with an item a queue."""
     broker_entries = topic_entries.items
     lists = {name: broker_entries.items.field(name) for name in ("ids", "first", "last", "committed")}
-    record_of_topic = np.repeat(np.arange(len(topic_entries)), np.diff(np.asarray(topic_entries.offsets)))
-    topic_of_broker = np.repeat(np.arange(len(record_of_topic)), np.diff(np.asarray(broker_entries.offsets)))
-    broker_of_sample = np.repeat(np.arange(len(topic_of_broker)), np.diff(np.asarray(lists["ids"].offsets)))
+    record_of_topic = _parent_indices(topic_entries.offsets)
+    topic_of_broker = _parent_indices(broker_entries.offsets)
+    broker_of_sample = _parent_indices(lists["ids"].offsets)
+    record_of_broker = record_of_topic[topic_of_broker]
     place_of_broker = _encode_places(topic_entries.keys.take(pa.array(topic_of_broker)), broker_entries.keys, places)
     return Samples(
         at=_to_micros(times),
-        record=record_of_topic[topic_of_broker][broker_of_sample],
+        record=record_of_broker[broker_of_sample],
         place=place_of_broker[broker_of_sample],
         queue=np.asarray(lists["ids"].values).astype(np.int64),
         first=np.asarray(lists["first"].values).astype(np.int64),
@@ -169,8 +171,14 @@ def _flatten(times: Any, topic_entries: Any, places: Places) -> Samples:
     )
 
 
+def _parent_indices(offsets: Any) -> Integers:
+    """Return for each child of nested values the index of its parent: 0 0 1 for the Arrow offsets 0 2 3."""
+    counts = np.diff(np.asarray(offsets))
+    return np.repeat(np.arange(len(counts)), counts)
+
+
 def _encode_places(topics: Any, brokers: Any, places: Places) -> Integers:
-    """Return the code of each pair of topic and broker."""
+    """Return for each pair of topic and broker its code in `places`."""
     topic = topics.dictionary_encode()
     broker = brokers.dictionary_encode()
     broker_count = len(broker.dictionary)

@@ -1,4 +1,4 @@
-"""Files of `lake/offsets` by bucket, which pyarrow reads in Python workers.
+"""Reads the files of a bucket of `lake/offsets`, which has a part of the groups, with pyarrow in Python workers.
 
 Samples are nearly all data of a lake. Spark would turn their nested columns into rows, shuffle and sort these, and turn
 them into Arrow's columns again, which takes several times as long as all other steps of a rollup together.
@@ -30,13 +30,14 @@ from rota.pipeline.lake.storage import native_filesystem, open_filesystem
 from rota.pipeline.lake.tables import RECORD_TABLES, Lake
 
 KEY_COLUMNS = ("group", "at")
-MAX_BUFFERED_SAMPLES = 500_000  # of single queues, in the batches of all sorted runs that are merged
-MAX_SORTED_SAMPLES = 2_000_000  # in each part of an unsorted file; a part is sorted in memory
+# A sample is of a single queue; a row has one of each queue of a group.
+MAX_BUFFERED_SAMPLES = 500_000  # samples in the batches of all sorted runs that are merged
+MAX_SORTED_SAMPLES = 2_000_000  # samples in each part of an unsorted file; a part is sorted in memory
 _MAX_BATCH_SAMPLES = 250_000
 _MAX_BATCH_ROWS = 65_536
-_MAX_DECODED_ROWS = 128  # at once: a row may have ten thousand samples, though most rows of its file have few
-_SAMPLE_BYTES = 40  # in memory, with a share of its row
-_READ_BUFFER_BYTES = 512 * 1024  # of each column of a file that is read
+_MAX_DECODED_ROWS = 128  # rows decoded at once: one may have ten thousand samples, though most of its file have few
+_SAMPLE_BYTES = 40  # memory of a sample, with its part of the row
+_READ_BUFFER_BYTES = 512 * 1024  # buffer of each column of an open file
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class SampleFiles:
         """
         sizes = self.sizes_by_bucket.get(bucket, {})
         filesystem = native_filesystem(self.uri) or open_filesystem(self.uri, sizes)
-        max_samples = min(_MAX_BATCH_SAMPLES, MAX_BUFFERED_SAMPLES // max(min(len(sizes), MAX_RUNS), 1)) or 1
+        merged_runs = max(min(len(sizes), MAX_RUNS), 1)  # of sorted files
+        max_samples = min(_MAX_BATCH_SAMPLES, MAX_BUFFERED_SAMPLES // merged_runs) or 1
         with RunFolder() as folder:
             runs: list[Batches] = []
             for path in sorted(sizes):
@@ -78,7 +80,7 @@ def list_sample_files(lake: Lake, snapshot: LakeSnapshot, since: date | None = N
 
 
 def _split(rows: pa.RecordBatch, parts: int) -> Batches:
-    step = -(-rows.num_rows // parts)
+    step = -(-rows.num_rows // parts)  # rounded up
     for start in range(0, rows.num_rows, step):
         yield rows.slice(start, step)
 

@@ -1,7 +1,7 @@
-"""Merges rows of offsets in order of group and time, in memory that does not depend on their number.
+"""Merges rows of offsets in order of group and time, in memory that does not depend on the number of rows.
 
 A *run* is a sequence of batches in that order. Ingest and compaction write sorted files, each of which is a run. A file
-of another program may be sorted only in parts, and each part is a run in a local file.
+of another program may be unsorted: it is sorted in parts, and each part is a run in a local file.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-MAX_RUNS = 32  # that are merged at once, since each has some megabytes in memory
+MAX_RUNS = 32  # runs that are merged at once: each has some megabytes in memory
 _ORDER = [("group", "ascending"), ("at", "ascending")]
 
 Batches = Iterator[pa.RecordBatch]
@@ -51,7 +51,7 @@ class RunFolder:
         self._folder.cleanup()
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Batches:
-        """Write a run, and return it as it will be read."""
+        """Write a run to a file, and return its batches, which are read from the file when they are needed."""
         path = str(Path(self._folder.name) / str(self._count))
         self._count += 1
         writer: pa.RecordBatchFileWriter | None = None
@@ -106,7 +106,10 @@ def merge_runs(runs: Iterable[Batches], folder: RunFolder) -> Batches:
 
 
 def _merge(runs: Iterable[Batches]) -> Batches:
-    """Yield the rows of all runs in order, each time all rows up to the first end of a run's batch."""
+    """Yield the rows of all runs in order.
+
+    Each step yields the rows up to `limit`, the lowest last row of the current batches, so that no later row is lower.
+    """
     heads: list[_RunHead] = []
     for run in runs:
         heads += _next_head(run)
