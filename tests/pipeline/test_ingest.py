@@ -15,7 +15,7 @@ from rota.pipeline.common.schemas import JOURNAL_SCHEMAS, QUARANTINE
 from rota.pipeline.ingest import segment_lines
 from rota.pipeline.ingest.extent import first_day
 from rota.pipeline.ingest.segment_lines import iterate_lines
-from rota.pipeline.ingest.shares import share_segments
+from rota.pipeline.ingest.shares import divide_segments
 from rota.pipeline.lake.runs import PlannedSegment
 from rota.pipeline.lake.tables import Lake
 from rota.records import journal_record
@@ -149,13 +149,13 @@ def test_ingest_reads_whole_lines_of_a_segment_that_is_truncated_anywhere(tmp_pa
     texts = [line.line for line in lines if line.line is not None]
     assert b"\n".join(texts) in gzip.decompress(WHOLE)
     expected = [segment_lines.EMPTY_REASON if not size else segment_lines.TRUNCATED_REASON]
-    assert [line.broken for line in lines if line.broken] == ([] if size == len(WHOLE) else expected)
+    assert [line.reason for line in lines if line.reason] == ([] if size == len(WHOLE) else expected)
 
 
 def test_ingest_reads_a_segment_of_several_gzip_members_and_zeros_at_its_end(tmp_path: Path) -> None:
     path = write_file(tmp_path, "08-a.jsonl.gz", gzip.compress(b"a\nb") + gzip.compress(b"c\n\nd") + bytes(512))
     lines = list(iterate_lines(path.read_bytes()))
-    assert [(line.line, line.broken) for line in lines] == [(b"a", None), (b"bc", None), (b"", None), (b"d", None)]
+    assert [(line.line, line.reason) for line in lines] == [(b"a", None), (b"bc", None), (b"", None), (b"d", None)]
 
 
 def test_ingest_stops_reading_a_segment_at_a_line_that_is_too_long(
@@ -165,12 +165,12 @@ def test_ingest_stops_reading_a_segment_at_a_line_that_is_too_long(
     monkeypatch.setattr(segment_lines, "PIECE_BYTES", 50)
     path = write_file(tmp_path, "08-a.jsonl.gz", gzip.compress(b"a\n" + b"x" * 1000 + b"\nb\n"))
     lines = list(iterate_lines(path.read_bytes()))
-    assert [(line.line, line.broken) for line in lines] == [(b"a", None), (None, segment_lines.LONG_LINE_REASON)]
+    assert [(line.line, line.reason) for line in lines] == [(b"a", None), (None, segment_lines.LONG_LINE_REASON)]
 
 
 def test_ingest_tasks_get_segments_of_about_the_same_size() -> None:
     segments = [PlannedSegment(f"date=2026-11-21/08-{size}.jsonl.gz", size, "") for size in (9, 1, 5, 4, 1)]
-    shares = share_segments(segments, 2)
+    shares = divide_segments(segments, 2)
     assert sorted(sum(segment.size_bytes for segment in share) for share in shares) == [10, 10]
 
 
@@ -180,7 +180,7 @@ def test_ingest_tasks_get_consecutive_segments_of_few_days() -> None:
         for day in (21, 22, 23)
         for hour in range(4)
     ]
-    shares = share_segments(segments, 6)
+    shares = divide_segments(segments, 6)
     assert list(chain(*shares)) == segments
     assert [len({segment.key[:15] for segment in share}) for share in shares] == [1] * 6
 
@@ -189,7 +189,7 @@ def test_ingest_tasks_have_a_segment_each_though_one_has_nearly_all_bytes() -> N
     sizes = (0, 0, 1000, 1)
     segments = [PlannedSegment(f"date=2026-11-21/0{hour}-a.jsonl.gz", size, "") for hour, size in enumerate(sizes)]
     for count in range(1, 5):
-        shares = share_segments(segments, count)
+        shares = divide_segments(segments, count)
         assert all(shares)
         assert list(chain(*shares)) == segments
-    assert share_segments(segments[:2], 2) == [segments[:2]]
+    assert divide_segments(segments[:2], 2) == [segments[:2]]

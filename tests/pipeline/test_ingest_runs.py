@@ -303,11 +303,11 @@ def test_ingest_of_few_segments_needs_no_spark_though_they_have_ingested_lines(t
     assert len(table_rows(tmp_path, "quarantine")) == 1
 
 
-@pytest.mark.parametrize("small_table_rows", [0, 10])
+@pytest.mark.parametrize("small_append_rows", [0, 10])
 def test_ingest_compares_rows_with_those_of_the_table_by_spark_or_without(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_table_rows: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_append_rows: int
 ) -> None:
-    monkeypatch.setattr(batch, "SMALL_TABLE_ROWS", small_table_rows)
+    monkeypatch.setattr(batch, "SMALL_APPEND_ROWS", small_append_rows)
     write_segment(tmp_path, "08-a.jsonl.gz", verdict_line(1), verdict_line(2), verdict_line(4))
     ingest(spark, tmp_path)
     write_segment(tmp_path, "08-b.jsonl.gz", verdict_line(2), verdict_line(3), verdict_line(4))

@@ -92,7 +92,7 @@ class _HistoryTask:
                     if not self._audited_since or hour >= self._audited_since:
                         yield {"measures": {"group": rows.group, "hour": hour} | measures.to_row()}
             else:
-                rows.add_sample_times()  # `roll_up` adds them while it reads the samples
+                rows.add_sample_times()  # for the audit; `roll_up` adds these times while it reads the samples
             if HistoryReport.AUDIT in self._reports:
                 yield from self._audit(rows, audited_gaps)
 

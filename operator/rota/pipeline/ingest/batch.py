@@ -42,9 +42,9 @@ from rota.pipeline.ingest.shares import (
     KindRows,
     SegmentCounts,
     ShareResult,
+    divide_segments,
     ingest_share,
     segment_day,
-    share_segments,
 )
 from rota.pipeline.lake.data_files import FileTarget, write_rows
 from rota.pipeline.lake.runs import PlannedSegment, RunPlan
@@ -56,9 +56,9 @@ from rota.sentences import join_names
 MAX_RUN_BYTES = 2**30  # of compressed segments in one run, unless a single segment is larger
 MAX_RUN_SEGMENTS = 10_000
 SMALL_RUN_BYTES = 32 * 2**20  # of compressed segments; one process ingests them in the time that Spark needs to start
-SMALL_TABLE_ROWS = 500_000  # new rows; with more, Spark compares them with a table's rows
+SMALL_APPEND_ROWS = 500_000  # rows of a run for one table; Spark compares more than that with the table's rows
 TASK_BYTES = 12 * 2**20  # of compressed segments in a task of Spark: some 90 MB of lines
-MISSING_ETAG = ""  # of a row in the ledger whose segment was removed before it was read
+MISSING_ETAG = ""  # ETag of a row in the ledger whose segment was removed before it was read
 LEDGER_COLUMNS = ["key", "etag", "first_at", "last_at"]  # by which new segments and rows are recognized
 
 StartSpark = Callable[[], SparkSession]
@@ -125,13 +125,13 @@ class IngestRun:
     def _read_or_create_plan(self, number: int) -> RunPlan | None:
         plan = self._lake.runs.read(number)
         if plan is not None:
-            self._heads()  # raises ValueError if a table has lost commits
+            self._read_heads()  # raises ValueError if a table has lost commits
             return plan
         segments = tuple(limit_run(find_new_segments(self._journal, self._ingested, self._missing)))
         if not segments:
             return None
         newer_tables: list[str] = []
-        for name, head in self._heads().items():
+        for name, head in self._read_heads().items():
             if head.run >= number:
                 newer_tables.append(name)
         if newer_tables:
@@ -167,7 +167,7 @@ class IngestRun:
             commits = self._append_rows(plan)
         # All tables with the run: `commits` lacks those that another process, or a killed attempt, has appended to.
         versions: dict[str, int | None] = {}
-        for name, head in self._heads().items():
+        for name, head in self._read_heads().items():
             if head.run == plan.number:
                 versions[name] = head.version
         with self._step("_rota/snapshots"):
@@ -201,18 +201,23 @@ class IngestRun:
             return [ingest(plan.segments)]
         context = self._start_spark().sparkContext
         tasks = max(context.defaultParallelism, ceil(size_bytes / TASK_BYTES))
-        shares = share_segments(plan.segments, min(tasks, len(plan.segments)))
+        shares = divide_segments(plan.segments, min(tasks, len(plan.segments)))
         return context.parallelize(shares, len(shares)).map(ingest).collect()
 
     def _append(self, plan: RunPlan, table: Table, rows: KindRows) -> TableCommit:
-        """Append the rows of a run to a table: repeated rows once, and no rows that the table has already."""
+        """Append the rows of a run to a table: repeated rows once, and no rows that the table has already.
+
+        - Two shares may have the same row: Spark compares all rows.
+        - The table cannot have any of the rows: their files are committed as they are.
+        - The table may have some: this process compares the rows or, if they are many, Spark does.
+        """
         with self._step(table.name):
             if _may_repeat(rows.short_digests):
                 distinct_rows = table.read_files(self._start_spark(), rows.files).dropDuplicates(["digest"])
                 return table.merge(distinct_rows, plan.number)
             if not self._may_be_ingested(plan, rows):
                 return table.append_files(rows.files, plan.number)
-            if rows.count > SMALL_TABLE_ROWS:
+            if rows.count > SMALL_APPEND_ROWS:
                 return table.merge_files(rows.files, plan.number, self._start_spark)
             target = FileTarget(self._lake.store, TABLES[table.name], _label(plan))
             new_files = drop_ingested_rows(table, target, rows.files)
@@ -245,7 +250,7 @@ class IngestRun:
         )
         return bool(pc.any(overlaps).as_py())
 
-    def _heads(self) -> dict[str, TableHead]:
+    def _read_heads(self) -> dict[str, TableHead]:
         """Return the newest version of all tables that ingest writes; raise ValueError if a log has lost commits."""
         heads: dict[str, TableHead] = {}
         for name in INGESTED_TABLES:
@@ -296,7 +301,7 @@ def _merge_results(results: Iterable[ShareResult]) -> ShareResult:
 
 
 def _may_repeat(short_digests: bytes) -> bool:
-    """Return whether rows may be repeated, since two shares may have the same row; a share has no row twice."""
+    """Return whether two shares may have the same row, since two digests begin equally; a share has no row twice."""
     numbers = np.frombuffer(short_digests, np.uint64)
     return len(np.unique(numbers)) < len(numbers)
 

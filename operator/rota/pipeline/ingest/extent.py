@@ -1,4 +1,4 @@
-"""Extent of a lake's history: the size of its segments, and its days."""
+"""Extent of a lake's history: its size, its days, and whether it has records at all."""
 
 from datetime import UTC, date, datetime, timedelta
 
@@ -10,14 +10,14 @@ from rota.pipeline.lake.tables import FILES_TABLE, Lake
 
 
 def journal_bytes(lake: Lake, snapshot: LakeSnapshot, since: date | None) -> int:
-    """Return the compressed size of the segments whose records are in a history."""
-    days = None if since is None else ds.field("date") >= since
-    files = lake.table(FILES_TABLE.name).to_arrow(snapshot.version(FILES_TABLE.name), ["size_bytes"], days)
+    """Return the compressed size of the segments of the day `since` and later days; None: of all days."""
+    date_filter = None if since is None else ds.field("date") >= since
+    files = lake.table(FILES_TABLE.name).to_arrow(snapshot.version(FILES_TABLE.name), ["size_bytes"], date_filter)
     return sum(files["size_bytes"].to_pylist())
 
 
 def check_history(lake: Lake, snapshot: LakeSnapshot) -> None:
-    """Raise ValueError if a snapshot has no records, since without records everything would look healthy."""
+    """Raise ValueError if a snapshot has no records: results without records would show no problem."""
     if any(snapshot.version(f"lake/{kind}") is not None for kind in JOURNAL_SCHEMAS):
         return
     version = snapshot.version("lake/quarantine")
@@ -36,7 +36,8 @@ def read_days(lake: Lake, snapshot: LakeSnapshot) -> set[date]:
 
 
 def first_day(lake: Lake, snapshot: LakeSnapshot, days: int) -> date:
-    """Return the first of the last `days` days of a history; days in the future, of a wrong clock, are ignored."""
+    """Return the first of the last `days` days of a history; days in the future (from a wrong clock) are ignored."""
     today = datetime.now(UTC).date()
     newest = max((day for day in read_days(lake, snapshot) if day <= today), default=today)
-    return newest - min(timedelta(days=days - 1), newest - date.min)  # a larger difference would overflow
+    max_difference = newest - date.min  # a larger one would overflow
+    return newest - min(timedelta(days=days - 1), max_difference)

@@ -1,7 +1,7 @@
-"""Leaves out rows that a table already has, without Spark: it compares digests, and reads only those of the same days.
+"""Leaves out rows that a table already has, without Spark, by digests of the same days.
 
-Rows that the newest version lacks are still new when they are committed: only ingest runs add rows to a table, one run
-after the other. If another process commits the same run first, this process skips its commit.
+The rows are compared with the newest version. They are still new when they are committed, because only ingest runs add
+rows to a table, one run after the other. If another process commits the same run first, this process skips its commit.
 """
 
 from collections.abc import Sequence

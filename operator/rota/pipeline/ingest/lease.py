@@ -27,12 +27,12 @@ from rota.timestamps import format_time
 FOLDER = "_rota/ingest-lease"
 LENGTH = timedelta(minutes=5)
 RENEWAL_SECONDS = 60.0
-ATTEMPTS = 10  # to create the next entry, while other ingests create and delete entries
+ATTEMPTS = 10  # attempts to create the next entry, while other ingests create and delete entries
 _KEY_PATTERN = re.compile(rf"{FOLDER}/([1-9]\d{{0,17}})\.json", re.ASCII)
 
 
 class LeaseEntry(msgspec.Struct, frozen=True):
-    """One entry of the lease; when its time has passed, the lease is free."""
+    """One entry of the lease; after `until`, the lease is free."""
 
     holder: str
     until: Annotated[datetime, msgspec.Meta(tz=True)]
@@ -60,7 +60,7 @@ class IngestLease:
         check_create_only(self._store, CREATE_ONLY_KEY)
         first_refusal = ""
         while refusal := self._try_to_take():
-            if pause is None or first_refusal not in {"", refusal}:  # a new end or holder: it is in use
+            if pause is None or first_refusal not in {"", refusal}:  # another end or holder: the lease is in use
                 raise LeaseTakenError(refusal)
             first_refusal = refusal
             pause(RENEWAL_SECONDS)
@@ -88,7 +88,7 @@ class IngestLease:
             numbers = self._numbers()
             newest = self._read(numbers[-1])
             if newest == own:  # created by the previous attempt
-                for number in numbers[1:-1]:
+                for number in numbers[1:-1]:  # without 0 and the newest
                     self._store.delete(_key(number))
                 return ""
             # An entry that ends after `now + 2 * LENGTH` has a wrong clock, and must not block other ingests for hours.

@@ -1,12 +1,12 @@
-"""Validator of the journal's lines: `rota.records.decode_record` decides which lines are records.
+"""Decides which lines of the journal ingest keeps: those that `rota.records.decode_record` accepts as records.
 
-Three sorts of records are rejected here, although `decode_record` accepts them:
+Records are also rejected here if
 
-- An integer is beyond 64 bits, or a queue's id beyond 32 bits: columns of tables have this size, and no broker counts
-  that far.
-- The year is one in which Rota did not exist, because a clock was wrong. A period from 1970 until today would be split
-  into half a million hours.
-- The ranges of queues cannot be parsed, or name more queues than possible.
+- an integer exceeds signed 64 bits, or a queue's id 32 bits: columns of tables have this size, and no broker counts
+  that far;
+- a year is outside 2020 to 2099: the writer's clock was wrong. A period from 1970 until today would be split into half
+  a million hours, and the rollup has a row for each hour;
+- ranges of queues cannot be parsed, or name more queues than possible.
 """
 
 import re
@@ -26,7 +26,7 @@ from rota.records import (
     decode_record,
 )
 
-_LONG_NUMBER = re.compile(rb"\d{19}")  # the shortest numbers beyond 64 bits have 19 digits
+_LONG_NUMBER = re.compile(rb"\d{19}")  # the shortest numbers beyond signed 64 bits have 19 digits
 _MAX_INT64 = 2**63 - 1
 _MAX_INT32 = 2**31 - 1
 _VALID_YEARS = range(2020, 2100)
@@ -37,8 +37,8 @@ _encode = msgspec.json.Encoder().encode
 def read_line(line: bytes) -> AnyRecord:
     """Return the record of a line; raise ValueError with the reason if it is rejected.
 
-    The integers of `offsets` records are not checked here, since that is slow. The caller runs `check_offsets` only
-    after the conversion of records to columns has failed.
+    The integers of `offsets` records are not checked here, since that is slow: if their conversion to columns fails,
+    the caller finds the bad record with `check_offsets`.
     """
     record = decode_record(line)
     for name in _TIMES:
@@ -47,7 +47,7 @@ def read_line(line: bytes) -> AnyRecord:
             raise ValueError(f"The record cannot be kept: its year is {time.year}, so its clock was wrong")
     if not isinstance(record, OffsetsRecord):
         for queues in _queue_ranges(record):
-            from_ranges(queues)
+            from_ranges(queues)  # raises ValueError if they cannot be parsed, or are too many
         _check_integers(record)
     return record
 

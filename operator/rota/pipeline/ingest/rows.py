@@ -32,12 +32,12 @@ class RecordLine(NamedTuple):
     """A line of the journal that is a record."""
 
     record: AnyRecord
-    digest: bytes
+    digest: bytes  # digest of the line
     line: bytes
 
 
 class RejectedLine(NamedTuple):
-    """A line that is not a record, or a segment that cannot be read to its end: then the line is empty."""
+    """A line that is not a record. For a segment that cannot be read to its end, the line is empty."""
 
     reason: str
     digest: bytes
@@ -53,10 +53,13 @@ class LineBatch:
         self._rejected: list[RejectedLine] = []
 
     def add(self, line: SegmentLine, digest: bytes, *, is_new: bool) -> datetime | None:
-        """Add a line if no earlier segment has it (`is_new`); return the time of its record, None if it is rejected."""
+        """Add a line if no earlier segment has it (`is_new`); return the time of its record, None if it is rejected.
+
+        The time of a line that is not new counts, too: the ledger has the first and last time of a segment's lines.
+        """
         text = line.line or b""
-        if line.broken is not None:  # always new: the end of a broken segment
-            self._rejected.append(RejectedLine(line.broken, digest, text))
+        if line.reason is not None:  # the end of a broken segment, which is always new
+            self._rejected.append(RejectedLine(line.reason, digest, text))
             return None
         self.size_bytes += len(text)
         try:
@@ -157,7 +160,7 @@ def offset_bucket(group: str) -> int:
 
 
 def _topics_column(topics: Sequence[dict[str, dict[str, Columns]]], map_type: pa.MapType) -> pa.Array:
-    """Return a map by topic, of maps by broker, of structs with a list for each field of the queues."""
+    """Return maps {topic: {broker: struct}}; a struct has a list for each field of `Columns`, with an item a queue."""
     brokers = _flatten(topics)
     columns = _flatten(brokers)
     struct = map_type.item_type.item_type

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-PIECE_BYTES = 4 * 2**20  # decompressed at once
+PIECE_BYTES = 4 * 2**20  # size that is decompressed at once
 MAX_LINE_BYTES = 64 * 2**20
 GZIP_START = b"\x1f\x8b"
 
@@ -25,16 +25,16 @@ class BrokenSegmentError(Exception):
 
 
 class SegmentLine(NamedTuple):
-    """A line of a segment, or the reason why the segment has no further lines."""
+    """A line of a segment, or the reason why the segment cannot be read further."""
 
-    line: bytes | None
-    broken: str | None
+    line: bytes | None  # None: the segment has no further lines
+    reason: str | None  # None: a line
 
 
 def iterate_lines(content: bytes | None) -> Iterator[SegmentLine]:
     """Yield the lines of a segment as far as it can be read, then the reason if it cannot be read to its end.
 
-    Content that is None is of a segment that the journal lacks.
+    `content` is None if the journal lacks the segment.
     """
     unfinished_line = b""
     reason: str | None = None

@@ -25,10 +25,10 @@ from rota.pipeline.lake.data_files import DataFile, FileTarget, write_rows
 from rota.pipeline.lake.runs import PlannedSegment
 
 DATE_CHARACTERS = 10
-DIGEST_BYTES = 16  # of SHA-256
+DIGEST_BYTES = 16  # first bytes of SHA-256
 SHORT_DIGEST_BYTES = 8  # first bytes of a digest: if these differ, two lines differ
-BATCH_BYTES = 4 * 2**20  # of lines that are converted at once
-READERS = 16  # concurrent requests for segments, since a bucket takes longer for a small segment than its lines take
+BATCH_BYTES = 4 * 2**20  # size of lines that are converted at once
+READERS = 16  # concurrent requests: to read a small segment from a bucket takes longer than to convert its lines
 FLUSH_BYTES = 96 * 2**20  # rows in memory are written at this size; a process needs about five times as much memory
 
 
@@ -62,8 +62,8 @@ class KindRows:
         """Add the rows of another share."""
         self.files += other.files
         self.short_digests += other.short_digests
-        self.first_at = earlier(self.first_at, other.first_at)
-        self.last_at = later(self.last_at, other.last_at)
+        self.first_at = min_time(self.first_at, other.first_at)
+        self.last_at = max_time(self.last_at, other.last_at)
 
 
 class ShareResult(NamedTuple):
@@ -73,20 +73,20 @@ class ShareResult(NamedTuple):
     rows: dict[str, KindRows]  # by kind
 
 
-def earlier(first: datetime | None, second: datetime | None) -> datetime | None:
+def min_time(first: datetime | None, second: datetime | None) -> datetime | None:
     """Return the earlier of two times; None is no time."""
     return min(first, second) if first and second else first or second
 
 
-def later(first: datetime | None, second: datetime | None) -> datetime | None:
+def max_time(first: datetime | None, second: datetime | None) -> datetime | None:
     """Return the later of two times; None is no time."""
     return max(first, second) if first and second else first or second
 
 
-def share_segments(segments: Sequence[PlannedSegment], count: int) -> list[list[PlannedSegment]]:
+def divide_segments(segments: Sequence[PlannedSegment], count: int) -> list[list[PlannedSegment]]:
     """Divide segments into at most `count` shares of about the same size, each of consecutive segments.
 
-    A share writes a file for each of its days and buckets: with segments in order of their hours it has few days.
+    A share writes a file for each of its days and buckets. With segments in order of their hours, it has few days.
     """
     total_bytes = max(sum(segment.size_bytes for segment in segments), 1)
     shares: list[list[PlannedSegment]] = [[] for _ in range(count)]
@@ -145,14 +145,14 @@ class ShareWriter:
         for line in iterate_lines(content):
             digest = _digest(line, segment)
             last_segment = self._last_segments.get(digest)
-            if last_segment == segment.key:
+            if last_segment == segment.key:  # the segment repeats the line
                 continue
             self._last_segments[digest] = segment.key
             at = batch.add(line, digest, is_new=last_segment is None)
             counts = counts._replace(
                 lines=counts.lines + 1,
-                first_at=earlier(counts.first_at, at),
-                last_at=later(counts.last_at, at),
+                first_at=min_time(counts.first_at, at),
+                last_at=max_time(counts.last_at, at),
             )
             if batch.size_bytes >= BATCH_BYTES:
                 self._add_rows(segment, batch)
@@ -194,7 +194,7 @@ def segment_day(key: str) -> date:
 
 
 def _digest(line: SegmentLine, segment: PlannedSegment) -> bytes:
-    """Return the digest of a line; without one, as the segment is broken, that of the segment's key and ETag."""
+    """Return the digest of a line, or, at the end of a broken segment, that of the segment's key and ETag."""
     content = line.line
     if content is None:
         content = f"{segment.key} {segment.etag}".encode()
