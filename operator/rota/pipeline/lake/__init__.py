@@ -1,1 +1,1 @@
-"""The lake: Delta tables below one root, written by Spark, committed by deltalake, and joined by snapshots."""
+"""The lake: Delta tables below one root, written by pyarrow, committed by deltalake, and joined by snapshots."""

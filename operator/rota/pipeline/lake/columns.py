@@ -43,7 +43,7 @@ def compare_columns(declared: StructType, stored: StructType) -> ColumnDifferenc
     return differences
 
 
-def fields_to_add(declared: StructType, stored: StructType) -> list[StructField]:
+def find_missing_fields(declared: StructType, stored: StructType) -> list[StructField]:
     """Return the declared columns that are missing, or have missing fields, among the stored ones."""
     missing: set[str] = set()
     for name in compare_columns(declared, stored).missing:
@@ -55,7 +55,7 @@ def _compare(declared: DataType, stored: DataType, name: str, differences: Colum
     if isinstance(declared, StructType) and isinstance(stored, StructType):
         _compare_fields(declared, stored, name, differences)
     elif type(declared) is type(stored) and isinstance(declared, ArrayType | MapType):
-        for (part, declared_part), (_, stored_part) in zip(_parts(declared), _parts(stored), strict=True):
+        for (part, declared_part), (_, stored_part) in zip(_inner_types(declared), _inner_types(stored), strict=True):
             _compare(declared_part, stored_part, f"{name}.{part}", differences)
     elif declared.simpleString() != stored.simpleString():
         differences.conflicting.append(f"{name} is {stored.simpleString()} instead of {declared.simpleString()}")
@@ -76,7 +76,8 @@ def _compare_fields(declared: StructType, stored: StructType, name: str, differe
             _compare(declared_type, stored_types[column], prefix + column, differences)
 
 
-def _parts(kind: DataType) -> Iterator[tuple[str, DataType]]:
+def _inner_types(kind: DataType) -> Iterator[tuple[str, DataType]]:
+    """Yield the name and type of the elements of a list, or of the keys and values of a map."""
     if isinstance(kind, ArrayType):
         yield "element", kind.elementType
     if isinstance(kind, MapType):

@@ -30,7 +30,7 @@ _ARROW_WRITTEN_FILES = pa.schema(
     {"path": pa.string(), "size_bytes": pa.int64(), "rows": pa.int64(), "partition": pa.map_(pa.string(), pa.string())}
 )
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"  # as Spark names the folder
-_ROW_GROUP_BYTES = 32 * 2**20  # in memory
+_ROW_GROUP_BYTES = 32 * 2**20  # size in memory
 _COMPRESSION = "zstd"  # half of snappy's size at the same CPU time
 _RANDOM_BYTES = 8
 
@@ -74,7 +74,7 @@ class FileTarget(NamedTuple):
 def write_partitions(
     batches: Iterable[pa.RecordBatch], *, lake_uri: str, table: TableSpec, label: str
 ) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a Spark task, which are sorted by partition; yield WRITTEN_FILES."""
+    """Write the rows of a Spark task, which are sorted by partition; yield a row of WRITTEN_FILES for each file."""
     target = FileTarget(open_store(lake_uri), table, label)
     rows = [file._asdict() for file in _write_sorted(batches, target)]
     yield pa.RecordBatch.from_pylist(rows, schema=_ARROW_WRITTEN_FILES)
@@ -98,7 +98,7 @@ def write_file(rows: pa.Table, values: PartitionValues, target: FileTarget) -> D
 def read_file(store: ObjectStore, table: str, file: DataFile, columns: list[str] | None = None) -> pa.Table:
     """Return the rows of a file, without the partition columns.
 
-    It is read without threads: those of a read that fails may abort the process while Python ends.
+    It uses no threads, since the threads of a read that fails may abort the process while Python ends.
     """
     return pq.ParquetFile(pa.BufferReader(store.read(f"{table}/{file.path}"))).read(columns, use_threads=False)
 
@@ -117,7 +117,7 @@ def split_by_partition(
     """Yield consecutive rows with the same values of the partition columns, without these columns."""
     columns = {name: batch.column(name) for name in partitions}
     rows = batch.drop_columns(list(partitions))
-    ends = {batch.num_rows}
+    ends = {batch.num_rows}  # where the value of any partition column ends
     for column in columns.values():
         ends.update(pc.run_end_encode(column).run_ends.to_pylist())
     start = 0

@@ -40,6 +40,7 @@ class CommitResult(NamedTuple):
     is_changed: bool
 
 
+# The argument is the newest version; None: the table does not exist.
 PlanChanges = Callable[[DeltaTable | None], FileChanges | None]
 
 
@@ -65,7 +66,7 @@ class DeltaLog:
     def commit(self, plan_changes: PlanChanges, run: int | None = None) -> CommitResult:
         """Commit planned changes, with the number of an ingest run; without changes, commit nothing.
 
-        If another writer commits first, the changes are planned again with the version of that writer.
+        If another writer commits first, the changes are planned again with that writer's version.
         """
         while True:
             table = self.load()

@@ -1,4 +1,4 @@
-"""Data files of a table as Spark writes and reads them."""
+"""Writes and reads the data files of a table with Spark."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -107,11 +107,14 @@ class SnapshotStore:
     def publish(self, base: LakeSnapshot, tables: Mapping[str, int | None], run: int | None = None) -> LakeSnapshot:
         """Publish new versions of tables on top of a snapshot; a version of None is of a table that does not exist.
 
-        If other snapshots were published since `base`, the new one continues the newest of them. Without `run`, raise
-        SnapshotConflictError if one of `tables` has changed in them. With `run`, the newer version of a table is kept,
-        because tables of a run are only appended to and compacted: the newer of two versions has the rows of both. If
-        the newest snapshot has the run and no older versions, it is returned. Raise StoreError if the store would
-        overwrite snapshots.
+        If other snapshots were published since `base`, the new one continues the newest of them:
+
+        - Without `run`, raise SnapshotConflictError if one of `tables` has changed in them.
+        - With `run`, keep the newer version of each table. Tables of a run are only appended to and compacted, so the
+          newer of two versions has the rows of both. If the newest snapshot has the run and no older versions, return
+          that snapshot.
+
+        Raise StoreError if the store would overwrite snapshots.
         """
         check_create_only(self._store, CREATE_ONLY_KEY)
         versions = {table: version for table, version in tables.items() if version is not None}
@@ -135,10 +138,11 @@ class SnapshotStore:
                 return newest
 
     def expire(self, expiry: datetime) -> LakeSnapshot:
-        """Remove the snapshots that a newer snapshot had replaced at a time; return the oldest remaining snapshot.
+        """Remove the snapshots that newer ones had replaced by `expiry`; return the oldest remaining snapshot.
 
-        So the snapshot of any time after `expiry` can be read. The newest snapshot always stays. The store's times are
-        compared instead of `created_at`, because one writer's wrong clock makes this time wrong in all later snapshots.
+        The snapshot of any time after `expiry` can still be read. The newest snapshot always stays. The store's times
+        are compared instead of `created_at`, because one writer's wrong clock makes this time wrong in all later
+        snapshots.
         """
         while stored_at := self._list_times():
             numbers = sorted(stored_at)

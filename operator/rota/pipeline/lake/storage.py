@@ -1,4 +1,4 @@
-"""Location of a lake for deltalake, pyarrow and Spark: URIs, and options from environment variables."""
+"""Adapts a lake's location to deltalake, pyarrow and Spark (URIs, options, file systems), and explains their errors."""
 
 import os
 import re
@@ -14,14 +14,14 @@ from rota.object_store import FOLDER_SCHEME, StoreError, parse_location
 from rota.object_store.bucket_errors import explain_error
 
 _OPTION_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
-REQUEST_OPTIONS = {  # of deltalake
-    "timeout": "60s",  # of a whole request; longer than for segments, because Parquet files are larger
+REQUEST_OPTIONS = {  # options of deltalake
+    "timeout": "60s",  # limit of a whole request; longer than for segments, because Parquet files are larger
     "connect_timeout": "5s",
     "max_retries": "3",
     "retry_timeout": "120s",
 }
 _FRAME = re.compile(r"\x1b\[\d+m|↳")  # deltalake prints each cause in a line of its own, below an arrow
-# Causes in deltalake's words, and in obstore's, which `explain_error` expects.
+# deltalake's words for a cause → obstore's words, which `explain_error` expects
 _CAUSES = {"operation timed out": "kind: Timeout", "client error (Connect)": "kind: Connect"}
 _STORE_ERROR = re.compile(r"Generic \w+ error|Error performing|Object at location|HTTP error|client error")
 _GLOB_CHARACTERS = re.compile(r"[*?\[\]{}\\]")
@@ -63,7 +63,7 @@ def native_filesystem(uri: str) -> pa_fs.FileSystem | None:
 
 
 def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
-    """Return a folder or prefix as a file system of pyarrow, with `storage_options`; `sizes`: of files by path.
+    """Return a folder or prefix as a file system of pyarrow, with `storage_options`; `sizes`: by path.
 
     A file with a known size is opened without a request. During a request, deltalake would block all threads.
     """

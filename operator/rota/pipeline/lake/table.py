@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from rota.object_store import ObjectStore
-from rota.pipeline.lake.columns import compare_columns, fields_to_add
+from rota.pipeline.lake.columns import compare_columns, find_missing_fields
 from rota.pipeline.lake.data_files import DataFile, TableSpec, count_rows
 from rota.pipeline.lake.delta_log import (
     CommitResult,
@@ -153,8 +153,8 @@ class Table:
     def replace(self, rows: DataFrame, dates: Collection[date] | None, *, base: int | None) -> TableCommit:
         """Replace all rows of these dates, or of the whole table if `dates` is None, in one commit.
 
-        Other dates have the rows of the version `base`, since rows of a later version belong to a command that has not
-        published this later version. Dates without new rows become empty. Raise ValueError if `rows` has other dates.
+        All other dates get the rows of the published version `base`, since a later version belongs to a command that
+        has not published it. Dates without new rows become empty. Raise ValueError if `rows` has other dates.
         """
         self._check_writable(self._log.load())
         batch = self._files.write(rows, "replace")
@@ -199,9 +199,9 @@ class Table:
         return self._log.commit(lambda table: FileChanges((), list_files(table, deleted)))
 
     def vacuum(self, oldest_version: int, modified_before: datetime) -> RemovedFiles:
-        """Remove files that neither a version nor a later one has, if they were modified before a time.
+        """Remove files that `oldest_version` and all later versions lack, if they were modified before a time.
 
-        The log files of older versions are removed, too.
+        Remove the log files of older versions, too.
         """
         needed = self._log.paths_since(oldest_version)
         removed = remove_unused_files(self._store, self.name, needed, modified_before)
@@ -210,7 +210,7 @@ class Table:
 
     def add_missing_columns(self) -> None:
         """Add the columns of the schema that the table lacks; only ingest does so, before its first write."""
-        self._log.add_columns(lambda stored: StructType(fields_to_add(self.schema, stored)))
+        self._log.add_columns(lambda stored: StructType(find_missing_fields(self.schema, stored)))
 
     def _add_run(
         self, write: Callable[[], FileBatch], run: int, drop_present: Callable[[DeltaTable, FileBatch], FileBatch]

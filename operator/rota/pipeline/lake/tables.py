@@ -39,7 +39,7 @@ _FILES = schemas.table_schema(
     size_bytes=LongType(),
     run=LongType(),
     lines=LongType(),
-    first_at=TimestampType(),  # of its records; null without a record
+    first_at=TimestampType(),  # time of the first record; null without a record
     last_at=TimestampType(),
     date=DateType(),
 )
@@ -87,7 +87,7 @@ class Lake:
 
     def __init__(self, uri: str) -> None:
         self.store = open_store(uri)
-        self.uri = self.store.uri  # of a folder the absolute path
+        self.uri = self.store.uri  # or the absolute path of a folder
         check_root(self.uri)
         self._check_layout()
         self.snapshots = SnapshotStore(self.store)

@@ -1,4 +1,4 @@
-"""Rows of a Delta table's version as a table of pyarrow."""
+"""Reads the rows of a Delta table's version with pyarrow, and names a damaged or missing file."""
 
 import re
 from collections.abc import Iterator, Sequence

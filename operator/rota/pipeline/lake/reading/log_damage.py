@@ -11,7 +11,7 @@ from rota.object_store import ObjectInfo, ObjectStore
 
 _COMMIT_PATTERN = re.compile(r"(\d{20})\.json", re.ASCII)
 _CHECKPOINT_PATTERN = re.compile(r"(\d{20})\.checkpoint.*\.parquet", re.ASCII)
-# A commit that adds or removes a file is larger, so commits of this size are rare, and are read.
+# A commit that adds or removes a file is larger. So smaller ones are rare, and can all be read.
 _SUSPECT_BYTES = 400
 _CHANGES = {"add", "remove", "metaData", "protocol", "txn", "cdc", "domainMetadata"}
 
@@ -19,8 +19,10 @@ _CHANGES = {"add", "remove", "metaData", "protocol", "txn", "cdc", "domainMetada
 def find_empty_commit(store: ObjectStore, log_folder: str, version: int) -> str | None:
     """Describe a commit without changes that a version needs; return None if each commit has one.
 
-    Deltalake reads an empty file, such as a power failure leaves in a folder, `{}` and a file that was truncated after
-    its first line (`commitInfo`) as a commit without changes, so the rows of its files would be missing.
+    Deltalake reads these files as commits without changes, so that rows would be missing:
+
+    - an empty file, such as a power failure leaves in a folder, and `{}`
+    - a file that was truncated after its first line, `commitInfo`
     """
     commits, checkpoints = _list_log(store, log_folder, version)
     covered = max(checkpoints, default=-1)  # a checkpoint contains the commits up to its version

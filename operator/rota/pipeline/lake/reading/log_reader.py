@@ -13,7 +13,7 @@ from rota.object_store import ObjectStore
 from rota.pipeline.lake.reading.log_damage import find_damage, find_empty_commit
 from rota.pipeline.lake.storage import storage_errors, storage_options
 
-_READER_VERSION = 1
+_READER_VERSION = 1  # highest reader version of Delta's protocol that is supported
 _COMMIT_READERS = 16
 
 
@@ -71,6 +71,7 @@ class LogReader:
             raise ValueError(f"{self.uri} was changed by another program, which uses {features}: Rota cannot read that")
 
     def _check_commits(self, version: int) -> None:
+        """Raise ValueError if deltalake takes a damaged commit for one without changes."""
         if version in self._checked_versions:
             return
         damage = find_empty_commit(self._store, self.folder, version)

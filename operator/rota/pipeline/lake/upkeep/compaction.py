@@ -15,13 +15,13 @@ from rota.pipeline.lake.data_files import DataFile, FileTarget, TableSpec, read_
 from rota.pipeline.lake.delta_log import CommitResult, DeltaLog, FileChanges, list_files
 from rota.pipeline.lake.reading.arrow_rows import data_file_errors
 
-SMALL_FILE_BYTES = 16 * 2**20  # files below this are joined
-MAX_JOINED_BYTES = 32 * 2**20  # of the files that become one, since their rows are in memory
+SMALL_FILE_BYTES = 16 * 2**20  # smaller files are joined
+MAX_JOINED_BYTES = 32 * 2**20  # total of the files that become one: all their rows are in memory
 _LABEL = "joined"
 
 
 class _JoinedFile(NamedTuple):
-    """A new file with the rows of several ones, which are removed when it is added."""
+    """A new file with the rows of several files, which are removed when the new file is added."""
 
     file: DataFile
     parts: Sequence[DataFile]
@@ -30,8 +30,8 @@ class _JoinedFile(NamedTuple):
 def join_small_files(store: ObjectStore, table: TableSpec, log: DeltaLog, end_day: date) -> CommitResult:
     """Join the small files of each partition of all days earlier than `end_day` in one commit; rows stay the same.
 
-    Files that another command has removed meanwhile stay removed. Raise ValueError or StoreError if a file is missing
-    or damaged.
+    Files that another command has removed meanwhile stay removed, and the other files of their group stay as they are.
+    Raise ValueError or StoreError if a file is missing or damaged.
     """
     current = log.load()
     joined: list[_JoinedFile] = []
@@ -63,13 +63,13 @@ def select_files(files: Iterable[DataFile], end_day: date) -> Iterator[list[Data
         group: list[DataFile] = []
         for file in sorted(small_files):
             if sum(part.size_bytes for part in group) + file.size_bytes > MAX_JOINED_BYTES:
-                yield from _if_several(group)
+                yield from _yield_if_several(group)
                 group = []
             group.append(file)
-        yield from _if_several(group)
+        yield from _yield_if_several(group)
 
 
-def _if_several(group: list[DataFile]) -> Iterator[list[DataFile]]:
+def _yield_if_several(group: list[DataFile]) -> Iterator[list[DataFile]]:
     if len(group) > 1:
         yield group
 

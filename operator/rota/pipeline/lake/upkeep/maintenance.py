@@ -19,7 +19,7 @@ from rota.pipeline.lake.snapshots import LakeSnapshot, SnapshotConflictError
 from rota.pipeline.lake.table import Table
 from rota.pipeline.lake.tables import FILES_TABLE, INGESTED_TABLES, TABLES, Lake
 
-_PROBE_FOLDER = "_rota/clock"
+_PROBE_FOLDER = "_rota/clock"  # for empty objects, whose times show the clock of the store
 _PROBE_BYTES = 8
 _MAX_CLOCK_DIFFERENCE = timedelta(hours=1)
 _DATE_CHARACTERS = len("2026-11-21")
@@ -52,9 +52,9 @@ class MaintenanceSummary:
 
 
 def check_clock(store: ObjectStore, now: datetime) -> None:
-    """Raise ValueError if a time differs from the store's, since files of running commands could look old.
+    """Raise ValueError if a time differs from the store's: files of running commands could look old, and be removed.
 
-    Probes of killed maintenances are removed.
+    Remove the probes of killed maintenances.
     """
     probe = f"{_PROBE_FOLDER}/{secrets.token_hex(_PROBE_BYTES)}"
     store.create(probe, b"")
@@ -108,7 +108,7 @@ class Maintenance:
     def _delete_segments(self, snapshot: LakeSnapshot) -> set[date]:
         """Delete old segments of the journal that the snapshot has ingested; return the remaining segments' days."""
         ledger = self._lake.table(FILES_TABLE.name).to_arrow(snapshot.version(FILES_TABLE.name), ["key", "etag"])
-        ingested = _pairs(ledger)
+        ingested = _ingested_segments(ledger)
         days: set[date] = set()
         for info in list(self._journal.list_objects()):
             day = _segment_day(info.key)
@@ -140,6 +140,7 @@ class Maintenance:
         upkeep.deleted_days = len(old_days)
         compacted = table.compact(self._today)
         upkeep.compacted = compacted.is_changed
+        # The version after the commits of this maintenance, if no other command has committed meanwhile.
         own_version = version + result.is_changed + compacted.is_changed
         if own_version == base.version(name):
             return None
@@ -192,7 +193,8 @@ class Maintenance:
         self._lake.runs.delete_before(oldest.run)
 
 
-def _pairs(ledger: pa.Table) -> set[tuple[str, str]]:
+def _ingested_segments(ledger: pa.Table) -> set[tuple[str, str]]:
+    """Return the key and ETag of each segment."""
     return set(zip(ledger["key"].to_pylist(), ledger["etag"].to_pylist(), strict=True))
 
 

@@ -54,17 +54,17 @@ def _remove_empty_folders(root: Path, key: str, name: str) -> None:
 
 
 def trim_log(store: ObjectStore, folder: str, oldest_version: int) -> int:
-    """Remove the log files that reading a version or a later version does not need; return their number."""
-    keys: dict[str, int] = {}
-    checkpoints: list[int] = []
+    """Remove the log files that are not needed to read `oldest_version` and later versions; return their number."""
+    versions: dict[str, int] = {}  # by key
+    checkpoints: list[int] = []  # versions of the checkpoints that are not after `oldest_version`
     for info in store.list_objects(folder):
         match = _LOG_FILE.fullmatch(info.key.removeprefix(f"{folder}/"))
         if match:
-            keys[info.key] = int(match[1])
+            versions[info.key] = int(match[1])
             if match[2] != "json" and int(match[1]) <= oldest_version:
                 checkpoints.append(int(match[1]))
     start = max(checkpoints, default=0)  # the checkpoint contains all earlier commits
-    unneeded = [key for key, version in keys.items() if version < start]
+    unneeded = [key for key, version in versions.items() if version < start]
     for key in unneeded:
         store.delete(key)
     return len(unneeded)
