@@ -101,9 +101,9 @@ def read_task(
 def _drop_outdated_owners(rows: pa.RecordBatch, since: datetime) -> pa.RecordBatch:
     """Keep only each group's last two `owners` records up to `since`, and later ones.
 
-    The last one gives the owners at `since`. If the record after missing ones is an `owners` record, the owners are
-    unknown until the next `owners` record. With the last one alone, that may be long after `since`. With the second
-    last one, too, the unknown time of records missing before both ends at the last one.
+    The last one gives the owners at `since`. The one before is kept for the case that records before both are missing:
+    the break is then at the second last one, and the owners are unknown only until the last one. With the last one
+    alone, the break would be there, and the owners unknown until the next one, which may be long after `since`.
     """
     indices = np.flatnonzero(pc.equal(rows.column("kind"), "owners"))
     owners = rows.select(["group", "at"]).take(pa.array(indices))

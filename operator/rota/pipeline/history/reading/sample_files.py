@@ -54,7 +54,7 @@ class SampleFiles:
         """
         sizes = self.sizes_by_bucket.get(bucket, {})
         filesystem = native_filesystem(self.uri) or open_filesystem(self.uri, sizes)
-        merged_runs = max(min(len(sizes), MAX_RUNS), 1)  # of sorted files
+        merged_runs = max(min(len(sizes), MAX_RUNS), 1)  # runs that are merged at once, if all files are sorted
         max_samples = min(_MAX_BATCH_SAMPLES, MAX_BUFFERED_SAMPLES // merged_runs) or 1
         with RunFolder() as folder:
             runs: list[Batches] = []
