@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ def write_files(folder: Path, *files: Sequence[Row]) -> SampleFiles:
     return SampleFiles(str(folder), {BUCKET: sizes})
 
 
-def read_keys(files: SampleFiles, columns: Sequence[str] = SCHEMA.names) -> list[tuple[str, int]]:
+def read_keys(
+    files: SampleFiles, columns: Sequence[str] = SCHEMA.names, since: datetime | None = None
+) -> list[tuple[str, int]]:
     keys: list[tuple[str, int]] = []
-    for batch in files.read(BUCKET, columns):
+    for batch in files.read(BUCKET, columns, since):
         keys += zip(batch["group"].to_pylist(), batch["at"].cast(pa.int64()).to_pylist(), strict=True)
     return keys
 
@@ -103,6 +106,15 @@ def test_rollup_reads_samples_in_order_from_random_files(tmp_path: Path) -> None
         chance.choice(files).append(one)
     chance.shuffle(files[0])
     assert read_keys(write_files(tmp_path, *files)) == keys_of(rows)
+
+
+@pytest.mark.usefixtures("sizes")
+def test_rollup_reads_only_late_samples_of_files_in_any_order(tmp_path: Path) -> None:
+    files = [NEXT_DAY + DAY, DAY[::-1], NEXT_DAY[::-1]]
+    stored = write_files(tmp_path, *files)
+    for since in range(21):
+        late = [[one for one in rows if one["at"] >= since] for rows in files]
+        assert read_keys(stored, since=datetime.fromtimestamp(since / 1e6, UTC)) == keys_of(*late)
 
 
 def test_rollup_reads_a_large_group_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,13 @@ def _drop_earlier(rows: pa.RecordBatch, since: datetime) -> pa.RecordBatch:
 
 
 def _join(batches: Batches, max_rows: int, max_bytes: int) -> Batches:
-    """Join batches until they have `max_rows` rows or `max_bytes` bytes."""
+    """Join batches until they have `max_rows` rows or `max_bytes` bytes; leave out batches without rows."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     size_bytes = 0
     for batch in batches:
+        if not batch.num_rows:
+            continue
         waiting.append(batch)
         rows += batch.num_rows
         size_bytes += batch.nbytes
