@@ -35,7 +35,7 @@ from rota.brokers.rocketmq.wire import requests
 from rota.http_server import listen
 from rota.kube.brokers.lag.lag_poller import DEAD_LETTERS_EVERY_POLLS, LagPoller
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import TopicInterest
 from rota.kube.client.objects import ConfigMap, CustomResource, Metadata, Pod, assignment_name
 from rota.kube.http.operator_probes import metrics_route
 from rota.kube.reconcile.reconciler import ReconcileResult

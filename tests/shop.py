@@ -143,9 +143,9 @@ class ConsumerFleet:
             history.add_sample(SAMPLE_SECONDS * number, samples, frozenset(samples))
             retries.add_sample(SAMPLE_SECONDS * number, {0: QueueSample(0, 0, 0)}, frozenset({0}))
         start_from = self.group.resolved_spec.spec.start_from if self.group.resolved_spec.spec else START_EARLIEST
-        lags = history.judge_queues(start_from)
+        lags = history.compute_queue_lags(start_from)
         lag_by_queue: dict[Queue, QueueLag] = {queue: lags[queue.id] for queue in self.queues}
-        lag_by_queue[self._retries] = retries.judge_queues(START_EARLIEST)[0]
+        lag_by_queue[self._retries] = retries.compute_queue_lags(START_EARLIEST)[0]
         self.lag = GroupLag(lag_by_queue, 2, datetime.now(UTC).timestamp())
 
     @staticmethod

@@ -72,7 +72,9 @@ def operator_verdicts(until: float) -> Counter[str]:
             owned = frozenset(rows) - ({2} if seconds >= 3600 else set())
             history.add_sample(seconds, {number: QueueSample(*row) for number, row in rows.items()}, owned)
         verdicts.update(
-            str(judgement.lag_state) for judgement in history.judge_queues(start_from).values() if judgement.lag_state
+            str(judgement.lag_state)
+            for judgement in history.compute_queue_lags(start_from).values()
+            if judgement.lag_state
         )
     return verdicts
 

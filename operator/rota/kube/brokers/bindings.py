@@ -1,9 +1,14 @@
 """Bindings of groups to broker clusters, and which of several ConsumerGroups owns a consumer group.
 
-Each ConsumerGroup claims the consumer group that it names. ConsumerGroups with the same claim that share brokers are
-rivals. Brokers accept a group if they list its consumers. The oldest rival that is accepted at common brokers owns the
-consumer group; a younger one is a duplicate, which must release all queues. A group without an assignment waits until
-every older rival was polled, with or without success: until then one of them may turn out to be the owner.
+A *binding* is the broker cluster that a group uses, and what the operator polls there for the group. Each ConsumerGroup
+claims the consumer group that it names in spec.group. Among ConsumerGroups that claim the same one:
+
+- *Rivals* share a name server or a broker.
+- A group is *accepted* if its brokers return its consumers instead of rejecting the request.
+- The oldest rival that is accepted at common brokers owns the consumer group; a younger one is a duplicate, which must
+  release all queues.
+- A group without an assignment waits until every older rival was polled, with or without success: until then an older
+  rival may turn out to be the owner.
 """
 
 import asyncio
@@ -19,7 +24,7 @@ from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import LagPoller
 from rota.kube.brokers.online_consumers import suffix_of
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import TopicInterest
 from rota.kube.client.objects import ObjectKey
 from rota.kube.state.group import Group
 from rota.model import Finding, Queue, Reason
@@ -30,7 +35,7 @@ _AFTER_ANY_TIME = "~"  # sorts after every timestamp
 
 @dataclass
 class BrokerCluster:
-    """One broker cluster, reached with one access, and its pollers."""
+    """One broker cluster, reached by the same name servers and credentials, and its pollers."""
 
     access: ClusterAccess
     brokers: Brokers
@@ -48,9 +53,10 @@ class Binding:
     interest: TopicInterest
     rocketmq: RocketMQ
     cluster: BrokerCluster | None = None  # None while the operator does not lead, or a Secret is missing
-    problems: tuple[Finding, ...] = ()  # of the last read of its Secrets
-    was_polled: bool = False  # since this operator leads; also without success: no Secret, or no response
-    is_accepted: bool = False  # whether the brokers list the group's consumers; the last response counts
+    problems: tuple[Finding, ...] = ()  # problems found by the last read of its Secrets
+    # Whether a poll was tried since this operator leads, also if the Secret was missing or no broker responded.
+    was_polled: bool = False
+    is_accepted: bool = False  # whether the brokers accepted the group by their last response
 
     @property
     def key(self) -> ObjectKey:
@@ -59,7 +65,7 @@ class Binding:
 
     @property
     def source(self) -> tuple[str, bytes]:
-        """What determines the group's access: its namespace, and the name servers and Secrets that it names."""
+        """Identifies the group's access: its namespace, and the name servers and Secrets that its spec names."""
         return self.group.namespace, msgspec.json.encode(self.rocketmq)
 
     @property
@@ -69,19 +75,19 @@ class Binding:
 
     @property
     def creation_order(self) -> tuple[str, str]:
-        """Sort key: creation time, then uid; the oldest group first, one whose object is not known last."""
+        """Sort key: creation time, then uid; the oldest group first, a group whose object is not known last."""
         if self.group.body is None:
             return _AFTER_ANY_TIME, ""
         metadata = self.group.body.metadata
         return metadata.creation_timestamp or _AFTER_ANY_TIME, metadata.uid
 
     def is_older_than(self, rival: "Binding") -> bool:
-        """Whether the group was created before another one."""
+        """Whether the group was created before the rival."""
         return self.creation_order < rival.creation_order
 
     @property
     def broker_addresses(self) -> frozenset[str]:
-        """The addresses of the brokers of the group's topics; these list the group's consumers."""
+        """The addresses of the brokers that have the group's topics; empty while they are not known."""
         if self.cluster is None:
             return frozenset()
         brokers = self.cluster.route_watcher.routes.brokers_of(self.interest.consumed_topics)
@@ -92,11 +98,11 @@ class Binding:
         return not self.broker_addresses.isdisjoint(rival.broker_addresses)
 
     def update_acceptance(self, *, was_polled: bool = False) -> bool:
-        """Record whether the group was polled and is accepted by its brokers; return whether that has changed."""
+        """Record whether the group was polled and is accepted by its brokers; return whether either has changed."""
         previous = self.was_polled, self.is_accepted
         self.was_polled = self.was_polled or was_polled
         is_accepted = self.cluster.route_watcher.online_of(self.key).is_accepted if self.cluster else None
-        if is_accepted is not None:  # None: no response, which leaves the last one in force
+        if is_accepted is not None:  # None: the brokers did not respond, so their last response still counts
             self.is_accepted = is_accepted
         return (self.was_polled, self.is_accepted) != previous
 
@@ -160,7 +166,7 @@ class Bindings:
         return [rival for rival in rivals if share_brokers(binding, rival)]
 
     def unmanaged_ids(self, key: ObjectKey) -> Collection[str]:
-        """Return the client ids last seen in a group that do not belong to its members."""
+        """Return the client ids of a group's unmanaged consumers, as its brokers last listed them."""
         binding = self._bindings.get(key)
         if binding is None or binding.cluster is None:
             return ()
@@ -171,7 +177,7 @@ class Bindings:
         return [client_id for client_id in client_ids if suffix_of(client_id) not in suffixes]
 
     def reported_offsets(self, key: ObjectKey) -> Mapping[Queue, int]:
-        """Return the offsets of the slowest member of a Broadcasting group, as its members report them."""
+        """Return each queue's lowest offset over the members of a Broadcasting group, as they report it."""
         binding = self._bindings.get(key)
         return binding.group.reported_offsets if binding else {}
 
@@ -183,16 +189,16 @@ class Bindings:
 
 
 def share_brokers(binding: Binding, rival: Binding) -> bool:
-    """Whether two groups name a common name server, or name servers that lead to a common broker."""
+    """Whether two groups name a common name server, or their topics are known to be on a common broker."""
     have_common_server = not {*binding.rocketmq.name_servers}.isdisjoint(rival.rocketmq.name_servers)
     return have_common_server or binding.has_common_broker(rival)
 
 
 def owns_consumer_group(binding: Binding, rival: Binding) -> bool:
-    """Whether `binding` owns the consumer group of both: it is older, and accepted by brokers that both use.
+    """Whether `binding` owns the consumer group, and not `rival`: it is older, and accepted by brokers that both use.
 
-    Acceptance is recorded for all brokers of a group together, so it counts only if the groups have topics on a common
-    broker. A common name server does not prove that they have.
+    Acceptance is recorded for all brokers of a group together. So it counts only if both groups have topics on a common
+    broker, which a common name server does not prove.
     """
     return binding.is_older_than(rival) and binding.is_accepted and binding.has_common_broker(rival)
 
@@ -201,21 +207,21 @@ def member_suffixes(binding: Binding, rivals: Iterable[Binding], now: float) -> 
     """Return the suffixes of the client ids of a group's members (see `suffix_of`)."""
     suffixes = {*binding.group.client_ids.suffixes(now)}
     for rival in rivals:
-        # Members of a duplicate group do not count as unmanaged: they have to leave, and own no queues.
+        # The members of a duplicate count as members of this group, not as unmanaged: they must release all queues.
         if owns_consumer_group(binding, rival):
             suffixes.update(rival.group.client_ids.suffixes(now))
     return suffixes
 
 
 def awaits_older(binding: Binding, rivals: Iterable[Binding]) -> bool:
-    """Whether a group without assignment has to wait: an older one may turn out to own its consumer group."""
+    """Whether a group without an assignment has to wait: an older rival may turn out to own its consumer group."""
     if binding.group.stored_assignment.document is not None:
         return False
     return any(rival.is_older_than(binding) and not rival.was_polled for rival in rivals)
 
 
 def duplicate_problems(binding: Binding, rivals: Iterable[Binding]) -> list[Finding]:
-    """Return DuplicateConsumerGroup if an older group owns this one's consumer group."""
+    """Return the finding DuplicateConsumerGroup if an older rival owns the group's consumer group."""
     for rival in rivals:
         if owns_consumer_group(rival, binding):
             return [_duplicate_finding(binding, rival.group)]
@@ -223,7 +229,7 @@ def duplicate_problems(binding: Binding, rivals: Iterable[Binding]) -> list[Find
 
 
 def _duplicate_finding(binding: Binding, owner: Group) -> Finding:
-    # Tenants of this namespace must not learn the names of groups in others.
+    # Tenants of this namespace must not learn the names of groups in other namespaces.
     older_group = "An older ConsumerGroup of another namespace"
     if owner.namespace == binding.group.namespace:
         older_group = f"The older ConsumerGroup {owner.name}"

@@ -1,6 +1,7 @@
 """Access to a group's brokers: name servers, with credentials and certificates from the group's Secrets.
 
-When a Secret is renewed, clients keep their cached routes; their next connections and requests use its new content.
+When a Secret is renewed, the clients of its brokers keep their cached routes, and use the new content in their next
+connections and requests. So a client gets functions that return the present credentials and TLS context, not values.
 `registry.py:BrokerRegistry.run` reads the Secrets periodically, and `broker_clusters.py:BrokerClusters._renew` replaces
 the access of a cluster whose Secrets have changed.
 """
@@ -31,19 +32,19 @@ _log = logging.getLogger(__name__)
 
 
 class MissingSecretError(Exception):
-    """A Secret does not exist, lacks a key, or has unusable content; the message is for condition MissingSecret."""
+    """A Secret does not exist, lacks a key, or has unusable content; the message is shown with reason MissingSecret."""
 
 
 class AccessConfig(NamedTuple):
-    """The settings by which a group connects to its brokers, as read from its Secrets at one time."""
+    """The settings by which a group connects to its brokers, as read from its spec and Secrets at one time."""
 
     cluster_key: tuple[object, ...]  # name servers and contents of the Secrets; groups with equal keys share a cluster
     config: ConnectionConfig
-    client_validity: Validity | None = None  # of the client certificate
+    client_validity: Validity | None = None  # validity of the client certificate; None: there is none
 
 
 class ClusterAccess:
-    """The access to a broker cluster: it stays when Secrets are renewed, while its `AccessConfig` is replaced."""
+    """The access to a broker cluster, whose `AccessConfig` is replaced when Secrets are renewed."""
 
     def __init__(self, access: AccessConfig) -> None:
         self._access = access
@@ -60,7 +61,7 @@ class ClusterAccess:
 
     @property
     def config(self) -> ConnectionConfig:
-        """The settings for a client, which reads certificates and credentials through them: so it uses renewed ones."""
+        """The settings for a client; their functions return the present TLS context and credentials at each call."""
         config = self._access.config
         return replace(
             config,
@@ -69,17 +70,17 @@ class ClusterAccess:
         )
 
     def renew(self, access: AccessConfig) -> None:
-        """Replace certificates and credentials; name servers, and whether TLS and credentials are used, stay.
+        """Replace certificates and credentials. Name servers, and whether TLS and credentials are used, do not change.
 
-        `access` has its TLS context, if it uses TLS: `BrokerAccessReader.read` leaves it out only for the key of an
-        existing cluster, and such an access is never given to `renew`.
+        If `access` uses TLS, it has a TLS context: `BrokerAccessReader.read` leaves it out only for the key of an
+        existing cluster, and `BrokerClusters` never renews a cluster with such an access.
         """
         self._access = access
 
     def _present_context(self) -> ssl.SSLContext:
         tls = self._access.config.tls
-        # Every access given to `__init__` or `renew` has a key that no cluster had, so `BrokerAccessReader.read` built
-        # its context; and `renew` never turns TLS off.
+        # `__init__` and `renew` get only accesses with a key that no cluster had, for which `BrokerAccessReader.read`
+        # built a context; and `renew` never turns TLS off.
         assert tls  # noqa: S101 - see above
         return tls()
 
@@ -99,11 +100,11 @@ class BrokerAccessReader:
     def __init__(self, api: Api, address_policy: AddressPolicy | None) -> None:
         self._api = api
         self._address_policy = address_policy
-        # Shared by all brokers: tenants name the brokers, so the sum of a budget for each broker would have no limit.
+        # One memory budget for all brokers: tenants name the brokers, so a budget for each would have no limit in sum.
         self._frame_budget = FrameBudget()
 
     async def read(self, namespace: str, rocketmq: RocketMQ, known_keys: Container[tuple[object, ...]]) -> AccessConfig:
-        """Return the access to brokers, or raise MissingSecretError.
+        """Read a group's Secrets and return its access to its brokers, or raise MissingSecretError.
 
         The access has no TLS context if its key is in `known_keys`: building a context is slow, and the cluster with
         that key has one already.
@@ -121,7 +122,7 @@ class BrokerAccessReader:
         cluster_key = (tuple(sorted({*rocketmq.name_servers})), credentials, rocketmq.tls.enabled, authority, client)
         tls: Callable[[], ssl.SSLContext] | None = None
         if rocketmq.tls.enabled and cluster_key not in known_keys:
-            # One context is enough: other certificates make another `cluster_key`, and so another access.
+            # The context never changes: with other certificates the access has another `cluster_key` and context.
             tls = _always(_tls_context(rocketmq, authority, client))
         config = ConnectionConfig(
             rocketmq.name_servers,
@@ -133,7 +134,7 @@ class BrokerAccessReader:
         return AccessConfig(cluster_key, config, certificate_validity(client) if client else None)
 
     async def is_current(self, cluster_key: tuple[object, ...], namespace: str, rocketmq: RocketMQ) -> bool:
-        """Whether a group's Secrets, which are read now, give the access with this key; unusable ones give none."""
+        """Read a group's Secrets; return whether they give the access with this key. Unusable Secrets do not."""
         try:
             return (await self.read(namespace, rocketmq, {cluster_key})).cluster_key == cluster_key
         except MissingSecretError:

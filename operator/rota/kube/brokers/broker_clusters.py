@@ -1,4 +1,7 @@
-"""Broker clusters in use: groups with the same access share one, with its connections, routes and lag."""
+"""Broker clusters in use: groups with the same access (name servers, credentials, certificates) share a cluster.
+
+A cluster has one set of connections, and polls routes, consumers and lag for all its groups.
+"""
 
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
@@ -26,7 +29,7 @@ class BrokerClusters:
     async def read_access(self, binding: Binding) -> AccessConfig:
         """Read a group's Secrets and return its access, or raise MissingSecretError.
 
-        If the access has changed, renew the group's cluster, provided that all its groups have the new one.
+        If the access has changed, and all groups of the group's cluster have the new access, renew that cluster.
         """
         access = await self._access_reader.read(binding.group.namespace, binding.rocketmq, known_keys=self._clusters)
         if binding.cluster and access.cluster_key not in self._clusters:
@@ -58,15 +61,15 @@ class BrokerClusters:
             self._start_task(cluster.brokers.close())
 
     async def _renew(self, cluster: BrokerCluster, access: AccessConfig) -> None:
-        """Replace a cluster's access if the Secrets of all its groups now give this one; routes and lag are kept.
+        """Replace a cluster's access if the Secrets of all its groups now give this access; routes and lag are kept.
 
-        If another group of the cluster still has the previous access, do nothing: the caller then binds its group to a
-        cluster of its own, since no group may use certificates or credentials of another one.
+        If another group of the cluster still has the previous access, do nothing: `join` then binds the caller's group
+        to a new cluster, since no group may use the certificates or credentials of another group.
         """
         previous = cluster.access.cluster_key
         if not await self._all_groups_have(cluster, access):
             return
-        # During the reads, the cluster may have been closed or renewed, or another one may have started by this access.
+        # During the reads, the cluster may have been closed or renewed, or another cluster started with this access.
         if self._clusters.get(previous) is cluster and access.cluster_key not in self._clusters:
             del self._clusters[previous]
             self._clusters[access.cluster_key] = cluster
@@ -74,7 +77,7 @@ class BrokerClusters:
             cluster.brokers.reconnect()
 
     async def _all_groups_have(self, cluster: BrokerCluster, access: AccessConfig) -> bool:
-        """Whether the present Secrets of a cluster's groups all give this access, also of groups bound meanwhile."""
+        """Whether the present Secrets of all groups of a cluster give this access, also of groups that join now."""
         checked_sources: set[tuple[str, bytes]] = set()
         while binding := self._find_unchecked(cluster, checked_sources):
             source = binding.source  # read before the await, which may change the binding

@@ -1,6 +1,7 @@
-"""Asks unmanaged consumers, through their brokers, for their own settings: new ones at once, all of them once a minute.
+"""Asks unmanaged consumers (such as Java clients), through their brokers, for their subscriptions and other settings.
 
-A broker's subscription table of a group is no substitute: each consumer's heartbeat overwrites those of the others.
+New consumers are asked at once, all consumers once a minute. The settings are compared with the group's spec. The
+subscription table that a broker has of a group is no substitute: each consumer's heartbeat overwrites it.
 """
 
 import asyncio
@@ -16,8 +17,8 @@ from rota.logs import group_fields
 from rota.spec.consumer_settings import ConsumerSettings
 
 REFRESH_SECONDS = 60.0
-MAX_CONSUMERS = 20  # of a group; others are not asked
-MAX_BROKERS_ASKED = 2  # asked about one consumer, which is connected to all of them
+MAX_CONSUMERS = 20  # consumers of a group that are asked
+MAX_BROKERS_ASKED = 2  # brokers tried for one consumer, which is connected to all brokers of its topics
 MAX_CONCURRENT_REQUESTS = 16  # to one cluster; a silent consumer occupies one for 10 s
 
 _log = logging.getLogger(__name__)
@@ -33,13 +34,14 @@ class ConsumerPoller:
         unmanaged: Callable[[ObjectKey], Collection[str]],
         on_change: Callable[[ObjectKey], None],
     ) -> None:
-        """`unmanaged` returns the ids of consumers that are not members; `on_change` is called after a change."""
+        """`unmanaged` returns the ids of a group's unmanaged consumers; `on_change` is called if settings change."""
         self._brokers = brokers
         self._route_watcher = route_watcher
         self._unmanaged = unmanaged
         self._on_change = on_change
-        self._settings: dict[ObjectKey, dict[str, ConsumerSettings | None]] = {}  # None: no response
-        self._pending: dict[ObjectKey, dict[str, None]] = {}  # client ids still to ask (a set), of groups being asked
+        self._settings: dict[ObjectKey, dict[str, ConsumerSettings | None]] = {}  # by client id; None: no response
+        # Of each group that is being asked now: the client ids still to ask, as keys in order.
+        self._pending: dict[ObjectKey, dict[str, None]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     def settings_of(self, key: ObjectKey) -> Mapping[str, ConsumerSettings]:
@@ -53,7 +55,7 @@ class ConsumerPoller:
     async def run(self) -> None:
         """Ask all unmanaged consumers periodically: a consumer may change its subscriptions while it runs.
 
-        If some consumers of a group are still unasked when the next pass starts, the other groups do not wait for them.
+        A group whose consumers are not all asked when the next minute starts does not delay the other groups.
         """
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -66,8 +68,8 @@ class ConsumerPoller:
     async def poll_settings(self, key: ObjectKey, *, ask_all: bool = False) -> None:
         """Ask a group's unmanaged consumers that were not asked yet; with `ask_all`, all of them.
 
-        They are asked one after another, so a group with silent consumers delays no other group. If the group is being
-        asked already, they are added to its pending consumers.
+        A group's consumers are asked one after another, so silent consumers do not occupy all slots for requests. If a
+        call for the group is running already, the consumers are added to its pending ones.
         """
         unmanaged = sorted(self._unmanaged(key))[:MAX_CONSUMERS]
         self._forget_consumers(key, unmanaged)

@@ -1,4 +1,4 @@
-"""Online consumers of a group, as its brokers list them: their ids, the group's settings, and problems of both."""
+"""Online consumers of a group, and the group's settings, as its brokers return them; and problems in both."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -10,7 +10,7 @@ from rota.brokers.errors import NotFoundError
 from rota.brokers.port import BrokerGroupSettings, Brokers, OnlineConsumer
 from rota.model import Finding, Reason
 
-SILENT_CONNECTION_SECONDS = 120.0  # for which brokers keep a silent connection
+SILENT_CONNECTION_SECONDS = 120.0  # after which brokers close a silent connection
 
 
 def suffix_of(client_id: str) -> str:
@@ -21,8 +21,9 @@ def suffix_of(client_id: str) -> str:
 class DuplicateId(NamedTuple):
     """A client id that a broker lists more than once: several consumers, or one consumer and its old connection."""
 
-    since: float  # the loop's time of the poll that first found it
-    same_address: bool  # whether no broker lists it at several; two brokers may see two addresses
+    since: float  # loop's time of the poll that first found it
+    # Whether each broker that lists the id repeatedly lists it with one address. Two brokers may see two addresses.
+    same_address: bool
 
     def may_be_old_connection(self, now: float) -> bool:
         """Whether a broker may still hold the old connection of a consumer that has connected again."""
@@ -33,7 +34,8 @@ class DuplicateId(NamedTuple):
 class OnlineConsumers:
     """The consumers last seen in a group, and its problems."""
 
-    ids: tuple[str, ...] | None = None  # repeated as often as one broker lists them; None: no response
+    # Sorted client ids; an id that a broker lists several times is repeated as often. None: no response.
+    ids: tuple[str, ...] | None = None
     consumers: Mapping[str, OnlineConsumer] = field(default_factory=dict)  # by id
     settings: Mapping[str, BrokerGroupSettings] = field(default_factory=dict)  # by broker
     problems: tuple[Finding, ...] = ()
@@ -54,7 +56,10 @@ class OnlineConsumers:
         return tuple(client_id for client_id in self.ids if suffix_of(client_id) not in member_suffixes)
 
     def duplicate_problems(self, now: float, member_suffixes: Collection[str]) -> list[Finding]:
-        """Report client ids that several consumers share; not a member's while one may be its old connection."""
+        """Report client ids that several consumers share.
+
+        A member's id is not reported as long as the second entry may be the member's old connection.
+        """
         duplicate_ids: list[str] = []
         for client_id, duplicate in sorted(self.duplicates.items()):
             is_member = suffix_of(client_id) in member_suffixes
@@ -76,7 +81,7 @@ class BrokerResponse(NamedTuple):
 
 
 async def read_group_at(brokers: Brokers, slots: asyncio.Semaphore, consumer_group: str, broker: str) -> BrokerResponse:
-    """Ask a broker for a group's online consumers and settings; `slots` limit the requests under way."""
+    """Ask a broker for a group's online consumers and settings; `slots` limits the concurrent requests."""
     async with slots:
         consumers = await brokers.online_consumers(consumer_group, broker)
     try:
@@ -90,7 +95,7 @@ async def read_group_at(brokers: Brokers, slots: asyncio.Semaphore, consumer_gro
 def merge_consumers(
     responses: Collection[BrokerResponse], previous_duplicates: Mapping[str, DuplicateId], now: float
 ) -> OnlineConsumers:
-    """Merge the responses of a group's brokers; `previous_duplicates` are those of the last poll."""
+    """Merge the responses of a group's brokers; `previous_duplicates` is the `duplicates` of the last poll."""
     occurrences = Counter[str]()
     consumers: dict[str, OnlineConsumer] = {}
     duplicates: dict[str, DuplicateId] = {}
@@ -100,7 +105,7 @@ def merge_consumers(
             consumers[consumer.client_id] = consumer
             hosts_by_id[consumer.client_id].append(consumer.address.rpartition(":")[0])
         for client_id, hosts in hosts_by_id.items():
-            # Not the sum: each broker lists all consumers.
+            # The maximum, not the sum: each broker lists all consumers.
             occurrences[client_id] = max(occurrences[client_id], len(hosts))
             if len(hosts) > 1:
                 at_other_broker = duplicates.get(client_id)

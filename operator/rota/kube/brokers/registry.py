@@ -1,6 +1,7 @@
-"""Registry of the brokers of all groups: follows their specs and Secrets, and returns what brokers report of them.
+"""Registry of the brokers of all groups: the interface of this package for the controller, the page and the metrics.
 
-Groups that name the same consumer group at a broker are rivals for it: the oldest accepted one owns it (`bindings`).
+It follows the groups' specs and Secrets, polls their brokers while this operator leads, and returns what the brokers
+reported. Rivals are groups that name the same consumer group at the same brokers: see `bindings`.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from rota.kube.brokers.broker_clusters import BrokerClusters
 from rota.kube.brokers.consumer_poller import ConsumerPoller
 from rota.kube.brokers.lag.lag_poller import GroupLag, LagPoller
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.brokers.topic_routes import interest_of
+from rota.kube.brokers.topic_interest import interest_of
 from rota.kube.client.api import Api
 from rota.kube.client.objects import ObjectKey
 from rota.kube.state.broker_state import BrokerState
@@ -82,7 +83,7 @@ class BrokerRegistry:
         address_policy: AddressPolicy | None = None,
         is_pod: bool = False,
     ) -> None:
-        """With `is_pod`, qualify short host names: the operator's pod would resolve them in its own namespace."""
+        """With `is_pod`, append the group's namespace to short host names: a pod's resolver would use its own."""
         self._connect = connect
         self._is_pod = is_pod
         self._quota = quota or QueueQuota()
@@ -95,7 +96,7 @@ class BrokerRegistry:
         self.on_change: Callable[[ObjectKey], None] = lambda _: None
         # Called after a poll of these groups' lag.
         self.on_lag_polled: Callable[[Collection[ObjectKey]], None] = lambda _: None
-        # Returns the queues that have a consumer.
+        # Returns the queues of a group that have a consumer.
         self.consumed_queues: Callable[[ObjectKey], Collection[Queue]] = lambda _: ()
 
     async def close(self) -> None:
@@ -119,9 +120,9 @@ class BrokerRegistry:
             return  # its first reconcile polls its brokers (`poll_group`)
         has_other_brokers = binding.rocketmq != rocketmq
         has_changed = has_other_brokers or binding.interest != interest
-        self._notify_rivals(binding)  # of its previous claim
+        self._notify_rivals(binding)  # the rivals for the consumer group that it claimed before
         self._bindings.update(binding, group, interest, rocketmq)
-        self._notify_rivals(binding)
+        self._notify_rivals(binding)  # the rivals for the one that it claims now
         if has_other_brokers:
             self._reset(binding)
         if has_changed and self._is_leading:
@@ -130,7 +131,7 @@ class BrokerRegistry:
     def forget(self, key: ObjectKey) -> None:
         """Remove a group; its cluster is closed if no other group uses it."""
         if binding := self._bindings.get(key):
-            self._notify_rivals(binding)  # only enqueues them: they are reconciled after the claim is removed
+            self._notify_rivals(binding)  # only enqueues the rivals: they are reconciled after the claim is removed
             self._bindings.remove(binding)
             self._clusters.leave(binding)
 
@@ -145,7 +146,7 @@ class BrokerRegistry:
             self.on_change(rival.key)
 
     def _on_broker_change(self, key: ObjectKey) -> None:
-        """Handle a change of a group at its brokers; unmanaged consumers that just joined are asked for settings."""
+        """Handle a change of a group at its brokers; ask unmanaged consumers that just joined for their settings."""
         binding = self._bindings.get(key)
         if binding:
             self._update_acceptance(binding)
@@ -154,7 +155,7 @@ class BrokerRegistry:
             self._requests.start(binding.cluster.consumer_poller.poll_settings(key))
 
     def _update_acceptance(self, binding: Binding, *, was_polled: bool = False) -> None:
-        """Record whether a group was polled and is accepted by its brokers; a change may decide its rivals' claims."""
+        """Record whether a group was polled and is accepted by its brokers; a change may decide which rival owns it."""
         if binding.update_acceptance(was_polled=was_polled):
             self._notify_rivals(binding)
 
@@ -166,7 +167,7 @@ class BrokerRegistry:
                 self._reset(binding)
 
     async def poll_group(self, group: Group) -> None:
-        """Read a group's Secrets, bind it to its brokers, and ask these for routes and consumers, for its reconcile."""
+        """Read a group's Secrets, bind it to its brokers and poll them; the caller reconciles the group afterwards."""
         if binding := self._bindings.of(group):
             await self._refresh(binding, notify=False)
 
@@ -176,7 +177,7 @@ class BrokerRegistry:
             await cluster.route_watcher.poll_consumers(key)
 
     async def _refresh(self, binding: Binding, *, notify: bool = True) -> None:
-        """Read a group's Secrets, join its cluster and poll it; with `notify`, report a change afterwards."""
+        """Read a group's Secrets, join its cluster and poll it; with `notify`, call `on_change` afterwards."""
         key = binding.key
         rocketmq = binding.rocketmq
         access: AccessConfig | None = None
@@ -192,11 +193,11 @@ class BrokerRegistry:
         if access is not None:
             cluster = self._clusters.join(binding, access)
             await cluster.route_watcher.poll_group(key)
-            if binding.cluster is not cluster:  # lost by a change of leadership or brokers: its responses do not count
+            if binding.cluster is not cluster:  # leadership or the group's brokers changed: the responses do not count
                 return
             self._requests.start(cluster.consumer_poller.poll_settings(key))
         if binding in self._bindings:
-            # Also without a Secret or a response: a younger rival would otherwise wait for this group forever.
+            # Record the poll even without a Secret or a response: a younger rival would otherwise wait forever.
             self._update_acceptance(binding, was_polled=True)
         if notify:
             self.on_change(key)
@@ -252,7 +253,7 @@ class BrokerRegistry:
         return replace(state, problems=problems, unmanaged_settings=cluster.consumer_poller.settings_of(binding.key))
 
     def lag_of(self, key: ObjectKey) -> GroupLag:
-        """Return a group's lag, as far as its brokers report it."""
+        """Return a group's lag, as far as its brokers reported it."""
         cluster = self._bindings.cluster_of(key)
         return cluster.lag_poller.lag_of(key) if cluster else GroupLag({})
 

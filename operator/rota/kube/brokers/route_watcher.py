@@ -1,4 +1,8 @@
-"""Polls one broker cluster for the routes of topics and the online consumers of groups, and reports their changes."""
+"""Polls one broker cluster for the routes of topics and the online consumers of groups, and reports their changes.
+
+The *interest* of a group is what it consumes (`TopicInterest`). `QueueQuota` limits the queues of a group, and of all
+groups together: a group above the limit is rejected, and not polled for consumers or lag.
+"""
 
 import asyncio
 import logging
@@ -10,7 +14,8 @@ from typing import Any
 from rota.brokers.errors import BrokerError, RejectedError
 from rota.brokers.port import Brokers
 from rota.kube.brokers.online_consumers import OnlineConsumers, merge_consumers, read_group_at
-from rota.kube.brokers.topic_routes import TopicInterest, TopicRoutes
+from rota.kube.brokers.topic_interest import TopicInterest
+from rota.kube.brokers.topic_routes import TopicRoutes
 from rota.kube.client.objects import ObjectKey
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.queue_quota import QueueQuota
@@ -34,7 +39,7 @@ class RouteWatcher:
     def __init__(
         self, brokers: Brokers, on_change: Callable[[ObjectKey], None], quota: QueueQuota | None = None
     ) -> None:
-        """Ask nothing before `run`; `on_change` is called for a group when its routes or consumers change."""
+        """`on_change` is called for a group when its routes or consumers change."""
         self._on_change = on_change
         self._quota = quota or QueueQuota()
         self._interests: dict[ObjectKey, TopicInterest] = {}
@@ -52,11 +57,11 @@ class RouteWatcher:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no group is interested any more."""
+        """Whether no group uses the cluster."""
         return not self._interests
 
     def set_interest(self, key: ObjectKey, interest: TopicInterest | None) -> None:
-        """Set a group's interest; None ends it."""
+        """Set a group's interest; None: the group does not use the cluster any more."""
         previous = self._interests.get(key)
         if previous == interest:
             return
@@ -73,7 +78,7 @@ class RouteWatcher:
             self.routes.remove_group(previous)
 
     def _claim_queues(self, key: ObjectKey) -> None:
-        """Claim a group's queues; a group above the quota is left out of lag polling."""
+        """Claim a group's queues; a group above the quota is left out of `interests_within_quota`."""
         interest = self._interests[key]
         self._quota.claim(key, self.routes.queue_counts_of(interest.consumed_topics))
         if self._quota.rejection(key):
@@ -88,7 +93,7 @@ class RouteWatcher:
             tasks.create_task(self._poll_periodically(self.consumer_poll_pause, self._poll_all_consumers))
 
     def consumer_poll_pause(self) -> float:
-        """Return the pause between polls of consumers: short, to notice unmanaged ones; longer for many groups."""
+        """Return the pause between polls of consumers: short, to notice unmanaged consumers; longer for many groups."""
         seconds = max(MIN_CONSUMER_POLL_SECONDS, len(self._interests) / CONSUMER_POLLS_PER_SECOND)
         return min(seconds, MAX_CONSUMER_POLL_SECONDS)
 
@@ -103,10 +108,10 @@ class RouteWatcher:
                 _log.exception("Polling brokers failed unexpectedly")
 
     async def poll_group(self, key: ObjectKey) -> None:
-        """Poll routes and online consumers of one group now; report a change of routes, but none of consumers.
+        """Poll routes and online consumers of one group now; call `on_change` for changed routes, not for consumers.
 
-        The caller handles consumers: a reconcile (`BrokerRegistry.poll_group`) reads them after the poll;
-        `BrokerRegistry.update_group`, which polls after a change of the spec, reports the group.
+        The callers handle changed consumers: a reconcile (`BrokerRegistry.poll_group`) reads them after the poll, and
+        `BrokerRegistry.update_group`, which polls after a change of the spec, reports the group itself.
         """
         if interest := self._interests.get(key):
             await asyncio.gather(*map(self._poll_topic, interest.consumed_topics))
@@ -119,7 +124,7 @@ class RouteWatcher:
             self._on_change(key)
 
     async def _poll_routes(self) -> None:
-        """Poll all topics; retry topics, one for each group, more rarely, because they stay once they exist."""
+        """Poll all topics; retry topics only every fourth time: each group has one, and it stays once it exists."""
         self._route_polls += 1
         with_retry_topics = self._route_polls % RETRY_TOPICS_EVERY_POLLS == 0
         topics: set[str] = set()
@@ -156,7 +161,7 @@ class RouteWatcher:
         brokers = () if self._quota.rejection(key) else sorted(self.routes.brokers_of(interest.topics))
         try:
             responses = await asyncio.gather(*map(partial(self._read_group_at, interest.consumer_group), brokers))
-            current = OnlineConsumers()  # without a broker to ask, nothing is known
+            current = OnlineConsumers()  # if there is no broker to ask: nothing is known
             if brokers:
                 current = merge_consumers(responses, self.online_of(key).duplicates, asyncio.get_running_loop().time())
         except BrokerError as error:
@@ -174,7 +179,7 @@ class RouteWatcher:
         return self._consumers.get(key, OnlineConsumers())
 
     def state_of(self, key: ObjectKey, now: float, member_suffixes: Collection[str]) -> BrokerState:
-        """Return a group's state at its brokers; `member_suffixes` are those of its members' client ids.
+        """Return a group's state at its brokers; `member_suffixes` are the suffixes of its members' client ids.
 
         A client id begins with the pod's address, which may change or be unknown, so members are matched by the suffix.
         """

@@ -1,6 +1,7 @@
 """Routes of topics: how many queues each broker has; fetched once for all groups of a topic.
 
-A missing response proves nothing: the planner then gets no `QueueView` of the topic, and changes nothing.
+If the name server does not respond, the planner gets no `QueueView` of the topic, and leaves its queues with their
+owners.
 """
 
 import asyncio
@@ -8,45 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from rota.brokers.errors import BrokerError, NotFoundError, RejectedError, UnreachableError
 from rota.brokers.port import Brokers, queues_of
-from rota.model import RETRY_TOPIC_PREFIX, Finding, Queue, Reason
+from rota.kube.brokers.topic_interest import TopicInterest
+from rota.model import Finding, Queue, Reason
 from rota.planner import QueueView
-from rota.spec import GroupSpec, StartFrom
-
-
-class TopicInterest(NamedTuple):
-    """What a group needs to know from its brokers."""
-
-    consumer_group: str  # at the broker
-    topics: tuple[str, ...]  # that the group subscribes to
-    broadcasting: bool
-    start_from: StartFrom = StartFrom()
-    needs_weights: bool = False  # whether each queue's incoming rate is needed
-
-    @property
-    def retry_topic(self) -> str:
-        """The topic from which rejected messages come again."""
-        return RETRY_TOPIC_PREFIX + self.consumer_group
-
-    @property
-    def offset_source(self) -> tuple[str, bool]:
-        """The consumer group whose offsets are sampled, and whether its members report them (Broadcasting)."""
-        return self.consumer_group, self.broadcasting
-
-    @property
-    def consumed_topics(self) -> tuple[str, ...]:
-        """The topics that members consume: the subscribed ones, and the retry topic unless Broadcasting."""
-        return self.topics if self.broadcasting else (*self.topics, self.retry_topic)
-
-
-def interest_of(spec: GroupSpec, name: str, *, needs_weights: bool) -> TopicInterest:
-    """Return what a ConsumerGroup of this name needs to know from its brokers."""
-    topics = tuple(spec.topics)
-    broadcasting = spec.message_model == "Broadcasting"
-    return TopicInterest(spec.group or name, topics, broadcasting, spec.start_from, needs_weights=needs_weights)
 
 
 @dataclass
@@ -64,7 +32,7 @@ class PolledRoute:
 
     @cached_property
     def queues(self) -> tuple[Queue, ...] | None:
-        """All queues; computed only for groups within the `QueueQuota`, as there may be very many."""
+        """All queues; computed only for groups within the `QueueQuota`, as a route may list very many queues."""
         return None if self.queue_counts is None else queues_of(self.name, self.queue_counts)
 
     def view(self, now: float) -> QueueView | None:
@@ -72,7 +40,10 @@ class PolledRoute:
         return None if self.queues is None else QueueView(self.queues, now - self.unchanged_since)
 
     def problem(self, *, is_subscribed: bool) -> Finding | None:
-        """Return why the topic has no route; for the retry topic, which need not exist, only a rejection counts."""
+        """Return why the topic has no route; None if it has one.
+
+        The retry topic is not subscribed (`is_subscribed`), and need not exist: only a rejection is reported.
+        """
         if isinstance(self.error, NotFoundError) and is_subscribed:
             message = f"{self.error}; create the topic, or correct spec.subscriptions"
             return Finding(Reason.UNKNOWN_TOPIC, message)
@@ -87,18 +58,18 @@ class TopicRoutes:
     """The routes that the last polls of one broker cluster returned for the topics that groups consume."""
 
     def __init__(self, brokers: Brokers, slots: asyncio.Semaphore) -> None:
-        """`slots` limit the requests under way to the cluster."""
+        """`slots` limits the concurrent requests to the cluster, together with those of `RouteWatcher`."""
         self._brokers = brokers
         self._slots = slots
         self._routes: dict[str, PolledRoute] = {}
-        self._groups_of_topic: Counter[str] = Counter()  # how many groups consume each topic
+        self._group_counts: Counter[str] = Counter()  # by topic: number of groups that consume it
 
     def route_of(self, topic: str) -> PolledRoute:
-        """Return a topic's route by the last poll; one without queues if that failed."""
+        """Return a topic's route by the last poll; an empty route if the poll failed, or none has ended yet."""
         return self._routes.get(topic) or PolledRoute(topic)
 
     def brokers_of_topic(self, topic: str) -> frozenset[str]:
-        """Return the brokers of a topic by the last poll; none if that failed."""
+        """Return the brokers of a topic by the last poll; none if the poll failed."""
         return self.route_of(topic).brokers
 
     def brokers_of(self, topics: Collection[str]) -> frozenset[str]:
@@ -110,7 +81,7 @@ class TopicRoutes:
         return [route.queue_counts for route in map(self.route_of, topics) if route.queue_counts]
 
     def queue_counts_at(self, broker: str, topics: Collection[str]) -> dict[str, int]:
-        """Return how many queues each of these topics has on a broker by the last poll; others are left out."""
+        """Return how many queues each of these topics has on a broker by the last poll; omit topics without any."""
         counts: dict[str, int] = {}
         for topic in topics:
             counts_by_broker = self.route_of(topic).queue_counts or {}
@@ -120,14 +91,14 @@ class TopicRoutes:
 
     def add_group(self, interest: TopicInterest) -> None:
         """Keep the routes of a group's topics from now on."""
-        self._groups_of_topic.update(interest.consumed_topics)
+        self._group_counts.update(interest.consumed_topics)
 
     def remove_group(self, interest: TopicInterest) -> None:
         """Drop the routes of topics that no group consumes any more."""
-        self._groups_of_topic.subtract(interest.consumed_topics)
+        self._group_counts.subtract(interest.consumed_topics)
         for topic in interest.consumed_topics:
-            if not self._groups_of_topic[topic]:
-                del self._groups_of_topic[topic]
+            if not self._group_counts[topic]:
+                del self._group_counts[topic]
                 self._routes.pop(topic, None)
 
     async def poll(self, topic: str) -> bool:

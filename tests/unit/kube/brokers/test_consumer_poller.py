@@ -11,7 +11,7 @@ from rota.brokers.port import Membership
 from rota.kube.brokers import consumer_poller
 from rota.kube.brokers.consumer_poller import MAX_CONSUMERS, ConsumerPoller
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import TopicInterest
 from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings
 

@@ -8,7 +8,7 @@ from rota.brokers.memory import BROKER, MemoryCluster
 from rota.brokers.port import OnlineConsumer
 from rota.kube.brokers.online_consumers import SILENT_CONNECTION_SECONDS
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import TopicInterest
 from rota.kube.state.queue_quota import QueueQuota
 from rota.model import Queue, Reason
 

@@ -1,4 +1,4 @@
-"""Lag of groups: offsets are polled, merged, kept as samples, judged and summed.
+"""Lag of groups: offsets are polled, merged, kept as samples, turned into lag and summed.
 
-May import `state`; the judgement itself is in `rota.lag` and `rota.lag_columns`.
+May import `state`. `rota.lag` and `rota.lag_columns` compute lag, delay and lag state from the samples.
 """

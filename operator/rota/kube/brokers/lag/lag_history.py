@@ -1,4 +1,7 @@
-"""History of offset samples of a topic's queues on one broker, in columns, as there may be 100,000 queues."""
+"""History of a group's offset samples on the queues of one topic and broker; lag, delay and lag state by it.
+
+Samples are kept in columns, as there may be 100,000 queues. The *end* of a queue is its max_offset.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
@@ -26,11 +29,11 @@ from rota.lag_columns import (
 )
 from rota.spec import StartFrom
 
-MAX_SAMPLES = 10  # samples by which a queue is judged
-# Of older samples only the end offsets are kept: they date a message's arrival, and give the rate over an hour.
+MAX_SAMPLES = 10  # newest samples, which determine a queue's lag state
+# Of older samples only the ends are kept: they date a message's arrival, and give the incoming rate over an hour.
 MAX_OLDER_SAMPLES = 14
-OLDER_INTERVAL_SECONDS = 240.0
-VECTORIZE_FROM_QUEUES = 32  # from this number on, judging all queues at once is faster
+OLDER_INTERVAL_SECONDS = 240.0  # between two older samples; the samples in between are dropped
+VECTORIZE_FROM_QUEUES = 32  # from this number on, computing all queues at once with numpy is faster
 
 _MAX_OFFSET = np.iinfo(np.int64).max
 
@@ -50,7 +53,7 @@ class QueueSample(Struct, frozen=True, gc=False):
 
     @property
     def committed_code(self) -> int:
-        """The committed offset, or what stands for it in a column of offsets."""
+        """The committed offset as a column of offsets has it: NOT_COMMITTED or OFFSET_UNKNOWN instead of None."""
         if not self.is_known:
             return OFFSET_UNKNOWN
         return NOT_COMMITTED if self.committed is None else self.committed
@@ -75,7 +78,7 @@ UNKNOWN_QUEUE_LAG = QueueLag()
 class _SampleColumns(NamedTuple):
     """One sample of all queues: each column has one element per queue."""
 
-    at: float
+    at: float  # on the loop's clock
     min_offsets: Offsets
     max_offsets: Offsets
     committed: Offsets
@@ -91,7 +94,10 @@ class _SampleColumns(NamedTuple):
         return _SampleColumns(at, max_offsets, max_offsets, committed, np.zeros(len(max_offsets), np.bool_))
 
     def select(self, indexes: RowIndices) -> "_SampleColumns":
-        """Return the sample of the queues at these indexes; the index behind the last queue is one without a sample."""
+        """Return the sample of the queues at these indexes.
+
+        An index equal to the number of queues stands for a new queue: its offsets are OFFSET_UNKNOWN.
+        """
         return _SampleColumns(
             self.at,
             _select(self.min_offsets, indexes),
@@ -119,23 +125,23 @@ class _SampleTable(NamedTuple):
         return _SampleTable(*map(np.array, zip(*samples, strict=True)))
 
 
-class _Judgement(NamedTuple):
-    """What a queue's samples say; None: not known."""
+class _ComputedLag(NamedTuple):
+    """What a queue's samples show; None: not known."""
 
     lag: int | None
     delay: float | None
     lag_state: LagState | None
 
 
-_CAUGHT_UP = _Judgement(0, 0.0, LagState.KEEPING_UP)
-_UNKNOWN = _Judgement(None, None, None)
+_CAUGHT_UP = _ComputedLag(0, 0.0, LagState.KEEPING_UP)
+_UNKNOWN = _ComputedLag(None, None, None)
 
 
 class LagHistory:
     """The last samples of a topic's queues."""
 
     def __init__(self, vectorize_from: int = VECTORIZE_FROM_QUEUES) -> None:
-        """Judge fewer than `vectorize_from` queues one by one, and more all at once."""
+        """Compute the lag of fewer than `vectorize_from` queues one by one, of more queues all at once."""
         self._vectorize_from = vectorize_from
         self._ids: tuple[int, ...] = ()
         self._samples: list[_SampleColumns] = []
@@ -163,23 +169,24 @@ class LagHistory:
             self._older_ends = [*self._older_ends, (sample.at, sample.max_offsets)][-MAX_OLDER_SAMPLES:]
 
     def _set_queues(self, ids: Sequence[int]) -> None:
-        """Replace the set of queues: deleted queues are dropped, new ones have no past."""
+        """Replace the set of queues: deleted queues are dropped, new ones have no earlier samples."""
         count = len(self._ids)
+        # A new queue gets the index `count`, for which `select` and `_select` return an unknown offset.
         index_of = dict(zip(self._ids, range(count), strict=True))
         indexes = np.array([index_of.get(number, count) for number in ids], np.intp)
         self._samples = [sample.select(indexes) for sample in self._samples]
         self._older_ends = [(at, _select(ends, indexes)) for at, ends in self._older_ends]
         self._ids = tuple(ids)
 
-    def judge_queues(self, start_from: StartFrom) -> dict[int, QueueLag]:
-        """Judge each queue by its samples; most queues have no lag, which is checked first."""
+    def compute_queue_lags(self, start_from: StartFrom) -> dict[int, QueueLag]:
+        """Return the state of each queue. Most queues have no lag; checking this first saves the computation."""
         if not self._samples:
             return {}
         table = _SampleTable.of(self._samples)
         caught_up = _caught_up(table)
         others = np.flatnonzero(~caught_up)
-        judge = self._judge_each if len(others) < self._vectorize_from else self._judge_vectorized
-        judgements = judge(others, start_from)  # of the queues that are not caught up, in the order of `_ids`
+        compute = self._compute_each if len(others) < self._vectorize_from else self._compute_vectorized
+        computed = compute(others, start_from)  # of the queues that are not caught up, in the order of `_ids`
         rows = zip(
             self._ids,
             caught_up.tolist(),
@@ -191,10 +198,10 @@ class LagHistory:
             strict=True,
         )
         results: dict[int, QueueLag] = {}
-        for number, is_caught_up, first, last, committed, incoming_rate, consumed_rate in rows:
-            judgement = _CAUGHT_UP if is_caught_up else next(judgements)
+        for number, is_caught_up, min_offset, max_offset, committed, incoming_rate, consumed_rate in rows:
+            lag = _CAUGHT_UP if is_caught_up else next(computed)
             offset = None if committed < 0 else committed
-            results[number] = QueueLag(first, last, offset, *judgement, incoming_rate, consumed_rate)
+            results[number] = QueueLag(min_offset, max_offset, offset, *lag, incoming_rate, consumed_rate)
         return results
 
     def incoming_rates(self) -> dict[int, float | None]:
@@ -211,8 +218,11 @@ class LagHistory:
         older = [_SampleColumns.of_ends(at, ends[indexes]) for at, ends in self._older_ends]
         return _SampleTable.of(older + [sample.select(indexes) for sample in self._samples])
 
-    def _judge_each(self, indexes: RowIndices, start_from: StartFrom) -> Iterator[_Judgement]:
-        """Judge the queues at these indexes, one by one; nothing is known if the last committed offset is not."""
+    def _compute_each(self, indexes: RowIndices, start_from: StartFrom) -> Iterator[_ComputedLag]:
+        """Yield the lag of the queues at these indexes, computed one by one.
+
+        Lag, delay and lag state are unknown if the newest committed offset is unknown.
+        """
         table = self._table_of(indexes)
         # Converted to lists at once: one number at a time would take several times as long.
         times = table.at.tolist()
@@ -226,10 +236,13 @@ class LagHistory:
             older = _known_samples(times[:older_count], rows[:older_count])
             samples = _known_samples(times[older_count:], rows[older_count:])
             delay = compute_delay([*older, *samples], start_from)
-            yield _Judgement(samples[-1].lag(start_from), delay, compute_lag_state(samples, start_from))
+            yield _ComputedLag(samples[-1].lag(start_from), delay, compute_lag_state(samples, start_from))
 
-    def _judge_vectorized(self, indexes: RowIndices, start_from: StartFrom) -> Iterator[_Judgement]:
-        """Judge the same as `_judge_each`, for all queues at once: the columns have each sample's queues in turn."""
+    def _compute_vectorized(self, indexes: RowIndices, start_from: StartFrom) -> Iterator[_ComputedLag]:
+        """Yield the same as `_compute_each`, computed for all queues at once.
+
+        The columns have the rows of all queues in the oldest sample, then those in the next sample, and so on.
+        """
         table = self._table_of(indexes)
         count = len(indexes)
         # A queue's previous sample is `count` rows before; -1 in the first sample, which has none.
@@ -243,16 +256,16 @@ class LagHistory:
             previous,
             np.full(len(previous), START_CODES.get(start_from.position, START_UNKNOWN), np.int8),
         )
-        ends = np.arange(len(previous) - count, len(previous))
+        newest_rows = np.arange(len(previous) - count, len(previous))
         lags = compute_lags(columns)
         # The window leaves out older samples, of which only the ends are known.
-        states = compute_lag_states(columns, lags, ends, SampleWindow(len(self._samples)))
-        is_offset_known = columns.committed_offset[ends] != OFFSET_UNKNOWN
-        delays = compute_delays(columns, lags, ends)
+        states = compute_lag_states(columns, lags, newest_rows, SampleWindow(len(self._samples)))
+        is_offset_known = columns.committed_offset[newest_rows] != OFFSET_UNKNOWN
+        delays = compute_delays(columns, lags, newest_rows)
         for lag, delay, state, is_known in zip(
-            lags[ends].tolist(), delays.tolist(), states.tolist(), is_offset_known.tolist(), strict=True
+            lags[newest_rows].tolist(), delays.tolist(), states.tolist(), is_offset_known.tolist(), strict=True
         ):
-            yield _Judgement(
+            yield _ComputedLag(
                 None if lag == LAG_UNKNOWN else lag,
                 None if isnan(delay) else delay,
                 LAG_STATES[state] if is_known else None,
@@ -262,15 +275,20 @@ class LagHistory:
 def _known_samples(times: list[float], rows: list[list[int]]) -> list[OffsetSample]:
     """Return the samples of one queue whose committed offset is known."""
     samples: list[OffsetSample] = []
-    for at, (first, last, committed, has_consumer) in zip(times, rows, strict=True):
+    for at, (min_offset, max_offset, committed, has_consumer) in zip(times, rows, strict=True):
         if committed != OFFSET_UNKNOWN:
             offset = None if committed == NOT_COMMITTED else committed
-            samples.append(OffsetSample(at, first, last, offset, bool(has_consumer)))
+            samples.append(OffsetSample(at, min_offset, max_offset, offset, bool(has_consumer)))
     return samples
 
 
 def _caught_up(table: _SampleTable) -> NDArray[np.bool_]:
-    """Return which queues have no lag, if two samples are valid and no earlier offset was higher (none was rewound)."""
+    """Return which queues certainly have no lag and keep up: all of the following holds.
+
+    - the newest committed offset is the end of the queue;
+    - no earlier committed offset was higher (the group was not rewound);
+    - the newest sample and at least one earlier sample are valid.
+    """
     latest = table.committed[-1]
     at_end = (latest == table.max_offsets[-1]) & (table.committed.max(axis=0) == latest)
     is_valid = (
@@ -281,19 +299,21 @@ def _caught_up(table: _SampleTable) -> NDArray[np.bool_]:
 
 
 def _growth_per_second(times: NDArray[np.float64], offsets: Offsets, min_seconds: float = 0.0) -> list[float | None]:
-    """Return each queue's growth a second since its offset last fell; None if known for less than `min_seconds`.
+    """Return by how much each queue's offset grew a second since it last fell.
 
-    `offsets` has a row for each time. An offset falls if it is reset, or if the topic is recreated: earlier values say
-    nothing about its growth.
+    `offsets` has a row for each time, and a column for each queue. An offset falls if it is reset, or if the topic is
+    recreated: earlier values say nothing about its growth.
+    None: the newest offset is unknown, or the growth was observed for less than `min_seconds`.
     """
     has_offset = offsets >= 0
-    # An offset above any later one was sampled before the last fall.
-    lowest = np.minimum.accumulate(np.where(has_offset, offsets, _MAX_OFFSET)[::-1])[::-1]
-    before_fall = has_offset & (offsets > lowest)
-    since = len(times) - np.argmax(before_fall[::-1], axis=0)  # index after the newest such sample
-    since = np.where(before_fall.any(axis=0), since, 0)
-    is_after_fall = np.arange(len(times))[:, np.newaxis] >= since
-    first = np.argmax(has_offset & is_after_fall, axis=0)
+    # A sample whose offset is above any later one was taken before the last fall. For 5, 7, 3, 6 these are 5 and 7.
+    known_or_max = np.where(has_offset, offsets, _MAX_OFFSET)
+    lowest_from_here = np.minimum.accumulate(known_or_max[::-1])[::-1]
+    before_fall = has_offset & (offsets > lowest_from_here)
+    after_fall = len(times) - np.argmax(before_fall[::-1], axis=0)  # index of the first sample after the last fall
+    after_fall = np.where(before_fall.any(axis=0), after_fall, 0)
+    is_after_fall = np.arange(len(times))[:, np.newaxis] >= after_fall
+    first = np.argmax(has_offset & is_after_fall, axis=0)  # index of the first known offset after the fall
     grown = offsets[-1].astype(float) - offsets[first, np.arange(offsets.shape[1])]
     seconds = times[-1] - times[first]
     is_measured = has_offset[-1] & (seconds > 0) & (seconds >= min_seconds)

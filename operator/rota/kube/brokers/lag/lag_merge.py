@@ -1,22 +1,32 @@
-"""Merges one broker's responses into samples of each group's queues, and judges them."""
+"""Merges one broker's responses into samples of each group's queues, and computes each group's lag from them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG, LagHistory, QueueLag, QueueSample
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import OffsetSource, TopicInterest
 from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
 from rota.spec import StartFrom
 
 START_EARLIEST = StartFrom(position="Earliest")  # where a retry topic starts, as in the reference client
 
-OffsetRanges = dict[int, tuple[int, int]]  # by queue of a topic on one broker: offsets of the oldest and next message
+# By queue of a topic on one broker: min_offset, of the oldest message, and max_offset, of the next one to be stored.
+OffsetRanges = dict[int, tuple[int, int]]
 CommittedOffsets = dict[str, dict[int, int]]  # committed by a group on one broker, by topic and queue
 GroupSamples = dict[ObjectKey, dict[str, dict[int, QueueSample]]]  # by group, topic and queue
-# A group, and its `TopicInterest.offset_source`: if that changes, earlier samples are of other offsets.
-HistoryKey = tuple[ObjectKey, tuple[str, bool]]
-RequestTimes = dict[ObjectKey, tuple[float, float]]  # when each group was asked about: loop's clock, and since 1970
+HistoryKey = tuple[ObjectKey, OffsetSource]  # a group, and the source of the offsets in its history
+
+
+class RequestTime(NamedTuple):
+    """When a group's offsets were requested."""
+
+    loop_seconds: float  # on the loop's clock
+    unix_seconds: float  # since 1970
+
+
+RequestTimes = dict[ObjectKey, RequestTime]
 
 
 @dataclass
@@ -27,19 +37,19 @@ class LagAtBroker:
     broadcasting: bool = False
     queue_lags: dict[Queue, QueueLag] = field(default_factory=dict)
     dead_letters: int | None = None
-    sampled_at: float | None = None  # seconds since 1970: time of the last request with a response
-    requested_at: float | None = None  # the same time on the loop's clock; before any response: of the first request
+    sampled_at: float | None = None  # time of the last answered request, in seconds since 1970; None: none was answered
+    requested_at: float | None = None  # loop's time of that request; while none was answered, of the first request
     # Incoming messages a second, a mean over up to an hour; None: unknown. Only for groups whose policy needs weights.
     incoming_rates: Mapping[Queue, float | None] = field(default_factory=dict)
     is_known: bool = False  # whether the lag on each queue is known
 
     def matches(self, interest: TopicInterest) -> bool:
-        """Whether the offsets have the interest's source: the group may have been recreated, or its spec changed."""
-        return (self.consumer_group, self.broadcasting) == interest.offset_source
+        """Whether this lag is of the offsets that `interest` names: the group's spec may have changed since."""
+        return OffsetSource(self.consumer_group, self.broadcasting) == interest.offset_source
 
     @property
     def responded_at(self) -> float:
-        """Time of the last request with a response, on the loop's clock; 0 without one: polled first."""
+        """Loop's time of the last answered request; 0 if there is none, so that the group is polled first."""
         return self.requested_at if self.sampled_at and self.requested_at else 0.0
 
 
@@ -48,7 +58,7 @@ class BrokerLag:
     """The lag of all groups at one broker, and the samples of their queues."""
 
     name: str
-    lag_by_group: dict[ObjectKey, LagAtBroker] = field(default_factory=dict)  # empty while no route lists the broker
+    lag_by_group: dict[ObjectKey, LagAtBroker] = field(default_factory=dict)  # empty while no topic's route lists it
     histories: dict[HistoryKey, dict[str, LagHistory]] = field(default_factory=dict)  # by topic
 
     def lag_of(self, key: ObjectKey, interest: TopicInterest) -> LagAtBroker | None:
@@ -57,7 +67,7 @@ class BrokerLag:
         return lag if lag and lag.matches(interest) else None
 
     def histories_of(self, key: ObjectKey, interest: TopicInterest) -> dict[str, LagHistory]:
-        """Return the histories of a group with this interest, by topic; none if its spec was another one so far."""
+        """Return a group's histories by topic; none if its earlier samples are of another offset source."""
         return self.histories.get((key, interest.offset_source), {})
 
     def unknown_lag(self, key: ObjectKey, interest: TopicInterest, now: float) -> LagAtBroker:
@@ -80,10 +90,11 @@ def merge_responses(
     offsets: Mapping[ObjectKey, CommittedOffsets],
     ranges: Mapping[str, OffsetRanges],
 ) -> tuple[GroupSamples, dict[ObjectKey, list[Queue]]]:
-    """Return samples of the groups that the broker responded about, and queues whose offsets `QueueResolver` requests.
+    """Return samples of the groups that the broker responded about, and their queues that may never have been consumed.
 
-    `topics` are those of a group on the broker. In `offsets`, a Broadcasting group has those that its members reported,
-    as brokers have none; missing ones are unknown.
+    `topics`: each group's topics on this broker.
+    `offsets`: committed offsets; of a Broadcasting group, those that its members reported, because brokers store none.
+    The second result has the queues with the offset 0 or none, which `QueueResolver` then requests one by one.
     """
     samples: GroupSamples = {}
     unresolved: dict[ObjectKey, list[Queue]] = {}
@@ -95,32 +106,35 @@ def merge_responses(
         unresolved[key] = []
         for topic in topics[key]:
             committed = offsets[key].get(topic, {})
-            samples[key][topic] = topic_samples = {}
-            for number, (first, last) in ranges[topic].items():
+            topic_samples: dict[int, QueueSample] = {}
+            for number, (min_offset, max_offset) in ranges[topic].items():
                 offset = committed.get(number)
+                # Without an offset from the members it is unknown, from the broker: the group has not committed.
                 is_known = offset is not None or not interest.broadcasting
-                topic_samples[number] = QueueSample(first, last, offset, is_known)
+                topic_samples[number] = QueueSample(min_offset, max_offset, offset, is_known)
                 # An offset that is 0 or missing may mean that the group never consumed the queue.
                 if not offset and not interest.broadcasting:
                     unresolved[key].append(Queue(topic, broker, number))
+            samples[key][topic] = topic_samples
     return samples, unresolved
 
 
-def judge_samples(
+def update_lags(
     broker: BrokerLag,
     interests: Mapping[ObjectKey, TopicInterest],
     samples: GroupSamples,
     consumed: Mapping[ObjectKey, frozenset[Queue]],
     requested_at: RequestTimes,
 ) -> dict[ObjectKey, LagAtBroker]:
-    """Add samples to the broker's histories, judge these, and forget the histories of groups and topics that are gone.
+    """Add samples to `broker.histories`, and return each group's lag; drop the histories of deleted groups and topics.
 
-    `consumed` are the queues that have a consumer. Runs in a thread, as it takes a while.
+    `consumed`: for each group, the queues that a member or an unmanaged consumer consumes.
+    Runs in a thread, because it would block the event loop for too long.
     """
     lags: dict[ObjectKey, LagAtBroker] = {}
     histories: dict[HistoryKey, dict[str, LagHistory]] = {}
     for key, interest in interests.items():
-        now, time_of_day = requested_at[key]
+        now, unix_seconds = requested_at[key]
         earlier = broker.histories_of(key, interest)
         group_histories = histories.setdefault((key, interest.offset_source), {})
         if key not in samples:
@@ -133,28 +147,29 @@ def judge_samples(
             # A tuple equals the Queue of its values, and is created faster.
             consumed_ids = frozenset(number for number in queues if (topic, broker.name, number) in consumed[key])
             group_histories[topic].add_sample(now, queues, consumed_ids)
-        lag = _judge_group(broker.name, interest, group_histories, broker.lag_of(key, interest))
-        lags[key] = replace(lag, sampled_at=time_of_day, requested_at=now)
+        lag = _compute_group_lag(broker.name, interest, group_histories, broker.lag_of(key, interest))
+        lags[key] = replace(lag, sampled_at=unix_seconds, requested_at=now)
     broker.histories = histories
     return lags
 
 
-def _judge_group(
+def _compute_group_lag(
     broker: str, interest: TopicInterest, histories: Mapping[str, LagHistory], previous: LagAtBroker | None
 ) -> LagAtBroker:
     """Return a group's lag by the histories of its topics."""
     queue_lags: dict[Queue, QueueLag] = {}
     incoming_rates: dict[Queue, float | None] = {}
     for topic, history in histories.items():
+        # Where the group starts determines the lag of a queue without a committed offset.
         start_from = START_EARLIEST if topic == interest.retry_topic else interest.start_from
-        for number, lag in history.judge_queues(start_from).items():
+        for number, lag in history.compute_queue_lags(start_from).items():
             queue_lags[Queue(topic, broker, number)] = _without_trend(lag) if interest.broadcasting else lag
         if interest.needs_weights:
             for number, rate in history.incoming_rates().items():
                 incoming_rates[Queue(topic, broker, number)] = rate
     if previous and queue_lags.keys() == previous.queue_lags.keys():
         equal = {queue: lag for queue, lag in previous.queue_lags.items() if lag == queue_lags[queue]}
-        queue_lags |= equal  # keep the earlier objects, to spare garbage collection
+        queue_lags |= equal  # keep the equal objects of the last poll: fewer new ones mean shorter garbage collections
     is_known = bool(queue_lags) and all(lag.lag is not None for lag in queue_lags.values())
     return LagAtBroker(
         interest.consumer_group, interest.broadcasting, queue_lags, incoming_rates=incoming_rates, is_known=is_known
@@ -162,5 +177,8 @@ def _judge_group(
 
 
 def _without_trend(lag: QueueLag) -> QueueLag:
-    """Remove delay, lag state and rate, which need offsets as new as the ends: members report theirs less often."""
+    """Remove delay, lag state and consumed rate of a Broadcasting group's queue.
+
+    Members report their offsets less often than the broker is asked for max_offset, so these values would be wrong.
+    """
     return lag._replace(delay=None, lag_state=None, consumed_rate=None)

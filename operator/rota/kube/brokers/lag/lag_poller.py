@@ -1,8 +1,8 @@
 """Polls brokers for the lag of groups every 15 seconds, each broker on its own, so a slow one delays no other.
 
-Committed offsets are read before the ends of queues, so that no end lies below them. An offset that a broker does not
-report is unknown; earlier offsets are not reused. A broker that lets a request time out, and responds to no other
-meanwhile, is away: all lag that it reported becomes unknown.
+Committed offsets are read before the ends of queues (max_offset), so that no end is below a committed offset. An offset
+that a broker does not report is unknown; earlier offsets are not reused. If a request to a broker times out, and the
+broker responds to no other request meanwhile, it is *away*: the lag of all groups at this broker becomes unknown.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from rota.aio import yield_periodically
 from rota.brokers.errors import NotFoundError
 from rota.brokers.port import Brokers
 from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG, QueueLag
-from rota.kube.brokers.lag.lag_merge import LagAtBroker, judge_samples
+from rota.kube.brokers.lag.lag_merge import LagAtBroker, RequestTime, update_lags
 from rota.kube.brokers.lag.offset_sampler import OffsetSampler
 from rota.kube.brokers.lag.polled_broker import PolledBroker, brokers_to_keep, send_all
 from rota.kube.brokers.lag.queue_resolver import MAX_OFFSET, QueueResolver
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import TopicInterest
 from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
 
@@ -39,9 +39,10 @@ class GroupLag(NamedTuple):
 
     queues: Mapping[Queue, QueueLag]
     dead_letters: int | None = None
-    sampled_at: float | None = None  # seconds since 1970: time of the oldest request with a response
-    # The same on the loop's clock, for the metric of the lag's age; if a broker never responded: of its first request.
-    requested_at: float | None = None
+    sampled_at: float | None = None  # the oldest `LagAtBroker.sampled_at`, in seconds since 1970
+    requested_at: float | None = (
+        None  # the oldest `LagAtBroker.requested_at`, loop's time: for the metric of the lag's age
+    )
     incomplete_topics: frozenset[str] = frozenset()  # their routes have just lost a broker, which may come back
     incoming_rates: Mapping[Queue, float | None] = {}  # messages a second; only if the policy needs weights
 
@@ -131,20 +132,24 @@ class LagPoller:
         )
 
     def _note_routes(self, now: float) -> None:
-        """Remember each topic's brokers: a removed one for a while; all of them while the topic has no route."""
+        """Remember when each broker was last in a topic's route.
+
+        A broker that has left the route is remembered for LOST_BROKER_SECONDS. While the topic has no route at all, as
+        after a failed poll, its last brokers count as if they were still in it.
+        """
         topics: set[str] = set()
         for interest in self._route_watcher.interests_within_quota.values():
             topics.update(interest.consumed_topics)
-        routes: dict[str, dict[str, float]] = {}
+        last_routed_at: dict[str, dict[str, float]] = {}
         for topic in topics:
             brokers = self._route_watcher.routes.brokers_of_topic(topic)
             routed_at = self._last_routed_at.get(topic, {})
             if brokers:
                 recent = {name: at for name, at in routed_at.items() if now < at + LOST_BROKER_SECONDS}
-                routes[topic] = recent | dict.fromkeys(brokers, now)
+                last_routed_at[topic] = recent | dict.fromkeys(brokers, now)
             else:
-                routes[topic] = dict.fromkeys(routed_at, now)
-        self._last_routed_at = routes
+                last_routed_at[topic] = dict.fromkeys(routed_at, now)
+        self._last_routed_at = last_routed_at
 
     def _has_lost_a_broker(self, topic: str) -> bool:
         brokers = self._route_watcher.routes.brokers_of_topic(topic)
@@ -179,18 +184,18 @@ class LagPoller:
                 self._on_known_change(key)
 
     async def _poll_broker(self, broker: PolledBroker, groups: Mapping[ObjectKey, TopicInterest]) -> None:
-        """Ask one broker about all groups and judge its responses; discard them if it falls silent meanwhile."""
+        """Request the offsets of all groups from one broker, and set their lag; discard them if it falls silent."""
         broker.poll_started_at = asyncio.get_running_loop().time()
         broker.is_away = False
         # `send_all` sets `is_away` and calls `on_away` when the broker falls silent.
         broker.on_away = partial(self._mark_unknown, broker, groups)
-        # `sample_groups` sets the time of each group that it asks about.
-        requested_at = dict.fromkeys(groups, (broker.poll_started_at, time()))
+        # `sample_groups` replaces this time for each group whose offsets it requests.
+        requested_at = dict.fromkeys(groups, RequestTime(broker.poll_started_at, time()))
         samples = await self._sampler.sample_groups(broker, groups, requested_at)
         dead_letters = await self._count_dead_letters(broker, groups)
         consumed = {key: frozenset(self._consumed_queues(key)) async for key in yield_periodically(groups)}
         if not broker.is_away:
-            lags = await asyncio.to_thread(judge_samples, broker, groups, samples, consumed, requested_at)
+            lags = await asyncio.to_thread(update_lags, broker, groups, samples, consumed, requested_at)
             for key, lag in lags.items():
                 lag.dead_letters = dead_letters.get(key) if key in samples else None
             self._set_lags(broker, lags)
@@ -199,7 +204,7 @@ class LagPoller:
     async def _count_dead_letters(
         self, broker: PolledBroker, groups: Mapping[ObjectKey, TopicInterest]
     ) -> dict[ObjectKey, int | None]:
-        """Return the groups' numbers of dead letters: asked for rarely, but at once for new or changed groups."""
+        """Return the groups' numbers of dead letters: read in every fourth poll, for new or changed groups at once."""
         are_due = broker.polls % DEAD_LETTERS_EVERY_POLLS == 0
         counts: dict[ObjectKey, int | None] = {}
         requests: dict[ObjectKey, Callable[[], Awaitable[int | None]]] = {}
@@ -218,10 +223,10 @@ class LagPoller:
         except NotFoundError:
             return 0  # no message has become a dead letter yet
         count = 0
-        for first, last, _ in ranges.values():
-            if not 0 <= first <= last <= MAX_OFFSET:
+        for min_offset, max_offset, _ in ranges.values():
+            if not 0 <= min_offset <= max_offset <= MAX_OFFSET:
                 return None
-            count += last - first
+            count += max_offset - min_offset
         return count
 
 

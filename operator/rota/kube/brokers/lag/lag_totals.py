@@ -19,7 +19,9 @@ class TopicLag(NamedTuple):
     queues: tuple[Queue, ...]
     lag: int | None
     delay: float | None
-    estimate: bool  # upper bound: a filter skips messages, or (Broadcasting) members reported before the ends were read
+    # Whether the lag is only an upper bound: a filter skips messages, or, in a Broadcasting group, the members reported
+    # their offsets some time before the broker was asked for the ends of the queues.
+    estimate: bool
 
 
 def group_lag_by_topic(group: Group, broker: BrokerState, lag: GroupLag) -> dict[str, TopicLag]:
@@ -35,10 +37,13 @@ def lag_by_topic(
     retry_topic: str,
     stored_brokers: Mapping[str, Collection[str]],
 ) -> dict[str, TopicLag]:
-    """Return the lag by topic; if the lag on one queue is unknown, so is its topic's.
+    """Return the lag by topic.
 
-    It is unknown, too, for a while after a broker has left the route, and as long as the stored assignment still has
-    queues there (`stored_brokers`, by topic): a sum without them would be too small.
+    A topic's lag is unknown, because the sum would be too small, in these cases:
+
+    - the lag on one of its queues is unknown;
+    - a broker has just left its route (`GroupLag.incomplete_topics`);
+    - the stored assignment has queues on a broker that is not in its route (`stored_brokers`, by topic).
     """
     estimated_topics = _estimated_topics(spec) if spec else set()
     lags: dict[str, TopicLag] = {}
@@ -49,7 +54,7 @@ def lag_by_topic(
         queue_lags = [*map(lag.queue_lag, queues)]
         left_brokers = {*stored_brokers.get(topic, ())} - {queue.broker for queue in queues}
         if topic in lag.incomplete_topics or left_brokers:
-            queue_lags.append(UNKNOWN_QUEUE_LAG)  # for the missing queues: it makes the sum unknown
+            queue_lags.append(UNKNOWN_QUEUE_LAG)  # stands for the missing queues: the sum becomes unknown
         kind: TopicKind = "Retry" if topic == retry_topic else "Subscribed"
         total = _sum([queue_lag.lag for queue_lag in queue_lags]) if queues else None
         delay = _max([queue_lag.delay for queue_lag in queue_lags])
@@ -58,7 +63,7 @@ def lag_by_topic(
 
 
 def total_lag(topics: Mapping[str, TopicLag], kind: TopicKind) -> int | None:
-    """Return the total lag of all topics of a kind; None unless each is known."""
+    """Return the total lag of all topics of a kind; None if a topic's lag is unknown, or there is no such topic."""
     lags = [topic.lag for topic in topics.values() if topic.kind == kind]
     return _sum(lags) if lags else None
 
@@ -78,7 +83,7 @@ def count_lag_states(topics: Mapping[str, TopicLag], lag: GroupLag) -> Counter[s
 
 
 def round_lag(lag: int | None) -> int | None:
-    """Round a lag to two digits for the status: an exact figure changes, and would be written, all the time."""
+    """Round a lag to two digits for the status: an exact number would change, and be written, with every poll."""
     return lag if lag is None else int(float(f"{lag:.1e}"))
 
 
@@ -102,10 +107,10 @@ def _has_filter(subscription: Subscription) -> bool:
 
 
 def _sum(lags: Sequence[int | None]) -> int | None:
-    """Return the sum; None unless each is known."""
+    """Return the sum; None if a lag is unknown."""
     return None if None in lags else sum(filter(None, lags))
 
 
 def _max(delays: Sequence[float | None]) -> float | None:
-    """Return the longest delay; None without any, or unless each is known."""
+    """Return the longest delay; None if there is none, or one is unknown."""
     return None if not delays or None in delays else max(filter(None, delays), default=0.0)

@@ -1,7 +1,7 @@
-"""Samples the queues of groups on one broker: asks for committed offsets, then for the ends of the queues.
+"""Samples the queues of groups on one broker: requests committed offsets, then the ends of the queues (max_offset).
 
-Only numbers of the responses are kept: the objects of all groups' responses would prolong garbage collection, which
-blocks the event loop. Queues that no route lists are dropped: a broker may report any number of them.
+Of the responses only numbers are kept: to keep the objects of all groups' responses would prolong garbage collection,
+which blocks the event loop. Queues that no route lists are dropped: a broker may report any number of them.
 """
 
 import asyncio
@@ -12,14 +12,22 @@ from time import time
 from rota.aio import yield_periodically
 from rota.brokers.errors import NotFoundError
 from rota.brokers.port import Brokers
-from rota.kube.brokers.lag.lag_merge import CommittedOffsets, GroupSamples, OffsetRanges, RequestTimes, merge_responses
+from rota.kube.brokers.lag.lag_merge import (
+    CommittedOffsets,
+    GroupSamples,
+    OffsetRanges,
+    RequestTime,
+    RequestTimes,
+    merge_responses,
+)
 from rota.kube.brokers.lag.polled_broker import PolledBroker, send_all
 from rota.kube.brokers.lag.queue_resolver import QueueResolver, is_valid_offset
-from rota.kube.brokers.topic_routes import TopicInterest, TopicRoutes
+from rota.kube.brokers.topic_interest import TopicInterest
+from rota.kube.brokers.topic_routes import TopicRoutes
 from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
 
-# Groups in a batch: first their offsets are read, then the ends of their queues, as no end may be older than an offset.
+# Groups in a batch: their offsets are read first, then the ends of their queues, so no end is older than an offset.
 BATCH_GROUPS = 32
 
 
@@ -41,11 +49,11 @@ class OffsetSampler:
     async def sample_groups(
         self, broker: PolledBroker, groups: Mapping[ObjectKey, TopicInterest], requested_at: RequestTimes
     ) -> GroupSamples:
-        """Ask about groups in batches, and set `requested_at`; groups without a response have no samples.
+        """Request the offsets of groups in batches, and set `requested_at`; groups without a response have no samples.
 
-        Groups with the oldest responses come first: if the poll's time is too short, the others are first next time.
-        Then groups of the same topics, which share the requests of a batch. A batch has many groups, so that one whose
-        requests time out does not look as if the broker were away: others of its batch get responses.
+        Groups are sorted by the time of their last response, so that groups for which this poll has no time left are
+        the first in the next one; and then by topics, because groups of the same topics share requests in a batch.
+        A batch has many groups, so that the broker is not taken for away if only one group's requests time out.
         """
         topics: dict[ObjectKey, dict[str, int]] = {}  # number of queues on the broker, by topic
         async for key, interest in yield_periodically(groups.items()):
@@ -60,7 +68,7 @@ class OffsetSampler:
         unresolved: dict[ObjectKey, list[Queue]] = {}
         for start in range(0, len(keys), BATCH_GROUPS):
             batch = {key: groups[key] for key in keys[start : start + BATCH_GROUPS]}
-            requested_at |= dict.fromkeys(batch, (asyncio.get_running_loop().time(), time()))
+            requested_at |= dict.fromkeys(batch, RequestTime(asyncio.get_running_loop().time(), time()))
             offsets = await self._read_offsets(broker, batch, topics)
             if broker.is_away:  # requests for other groups would time out, too
                 break
@@ -116,8 +124,8 @@ class OffsetSampler:
             reported = await self._brokers.offset_ranges(topic, broker)
         except NotFoundError:
             return ranges
-        for queue, (first, last, _) in reported.items():
+        for queue, (min_offset, max_offset, _) in reported.items():
             is_routed = 0 <= queue.id < count
-            if is_routed and is_valid_offset(first) and is_valid_offset(last):
-                ranges[queue.id] = (first, last)
+            if is_routed and is_valid_offset(min_offset) and is_valid_offset(max_offset):
+                ranges[queue.id] = (min_offset, max_offset)
         return ranges

@@ -1,4 +1,7 @@
-"""A broker that is polled for the lag of groups: its requests, limited in number and time, and whether it is away."""
+"""A broker that is polled for the lag of groups: its requests, limited in number and time, and whether it is away.
+
+A broker is *away* for the rest of a poll once it did not respond: it gets no more requests, and lag there is unknown.
+"""
 
 import asyncio
 import logging
@@ -12,7 +15,9 @@ from rota.kube.brokers.lag.lag_merge import BrokerLag
 from rota.model import Queue
 
 KEEP_BROKER_SECONDS = 600.0  # how long a broker is kept, with its samples, after a group needed it last
-MAX_KEPT_BROKERS = 1000  # kept brokers that no route lists: a malicious name server may list others each time
+MAX_KEPT_BROKERS = (
+    1000  # kept brokers that no route lists: a malicious name server may list other brokers in each response
+)
 # For one request: its own timeout of 10 s, and the time to look up the broker again.
 REQUEST_TIMEOUT_SECONDS = 15.0
 POLL_DEADLINE_SECONDS = 60.0  # after which a poll sends no more requests; groups left out are first in the next poll
@@ -23,10 +28,10 @@ T = TypeVar("T")
 
 
 class ResolvedOffset(NamedTuple):
-    """A group's offset on a queue that it may never have consumed: its statistics have 0 or none (`queue_resolver`)."""
+    """A group's offset on a queue, requested by `queue_resolver` as the group may never have consumed the queue."""
 
-    poll: int  # the number of the poll with the request
-    was_empty: bool  # whether the queue was empty then; once that changes, the offset is requested again
+    poll: int  # `PolledBroker.polls` at the request
+    was_empty: bool  # whether the queue was empty at the request; once that changes, the offset is requested again
     offset: int | None  # the committed offset, or where the group will start; None: neither is known
 
 
@@ -38,14 +43,14 @@ class PolledBroker(BrokerLag):
     """The lag of groups at one broker, and the state of its polls."""
 
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REQUESTS))
-    resolved: dict[GroupQueue, ResolvedOffset] = field(default_factory=dict)  # queues that may never have been consumed
+    resolved: dict[GroupQueue, ResolvedOffset] = field(default_factory=dict)  # offsets that may be used again
     polls: int = 0  # completed polls
-    poll_started_at: float = 0.0  # start of the current poll
-    last_response_at: float = 0.0
-    is_away: bool = False  # whether it does not respond in this poll
-    on_away: Callable[[], None] = lambda: None  # called when it is away
-    last_needed_at: float = 0.0  # last time at which a group needed it
-    poll_task: asyncio.Task[None] | None = None
+    poll_started_at: float = 0.0  # loop's time at the start of the current poll
+    last_response_at: float = 0.0  # loop's time of the last response to any request
+    is_away: bool = False  # whether it was found silent in the current poll
+    on_away: Callable[[], None] = lambda: None  # called when `is_away` becomes True
+    last_needed_at: float = 0.0  # loop's time at which a topic of a group was last on this broker
+    poll_task: asyncio.Task[None] | None = None  # the last poll; None before the first one
 
 
 def brokers_to_keep(

@@ -1,4 +1,7 @@
-"""Requests groups' offsets on queues that they may never have consumed: their statistics have none, or 0."""
+"""Requests groups' offsets on single queues that they may never have consumed.
+
+A broker's statistics of a group show 0, or nothing, for such a queue: neither says where the group will start.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -9,24 +12,26 @@ from msgspec.structs import replace
 from rota.brokers.port import Brokers
 from rota.kube.brokers.lag.lag_merge import GroupSamples
 from rota.kube.brokers.lag.polled_broker import GroupQueue, PolledBroker, ResolvedOffset, send_all
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import TopicInterest
 from rota.kube.client.objects import ObjectKey
 from rota.model import Queue
 
-REUSE_POLLS = 4  # in which a response about one queue is reused
-MAX_QUEUES_ASKED = 1000  # queues asked about one by one in a poll; the others stay unknown until the next one
+REUSE_POLLS = 4  # polls for which a response about one queue is reused
+MAX_QUEUES_ASKED = 1000  # requests for single queues in a poll; the other queues stay unknown until the next poll
 MAX_OFFSET = 2**63 - 1  # brokers count in Java's longs: a larger or negative number is no offset
 
 
 class _Question(NamedTuple):
-    """A queue to ask about, as its sample and its topic describe it."""
+    """What is to be known of a queue before its offset is requested."""
 
     is_empty: bool
-    starts_at: float | None  # since when the topic is consumed, if the group starts at Latest
+    starts_at: (
+        float | None
+    )  # since when the topic is consumed (seconds since 1970); None unless the group starts at Latest
 
 
 class QueueResolver:
-    """Asks the brokers of one cluster where groups are on queues that they may never have consumed."""
+    """Requests such offsets from the brokers of one cluster."""
 
     def __init__(self, brokers: Brokers, topic_starts: Callable[[ObjectKey], Mapping[str, float]]) -> None:
         self._brokers = brokers
@@ -39,9 +44,9 @@ class QueueResolver:
         samples: GroupSamples,
         unresolved: Mapping[ObjectKey, list[Queue]],
     ) -> None:
-        """Ask about these queues, and put the offsets into their samples; empty queues come last, as they have no lag.
+        """Request the offsets on these queues, and put them into the queues' samples.
 
-        One request is enough for all ConsumerGroups that name the same consumer group.
+        Empty queues come last, as they have no lag. ConsumerGroups with the same consumer group share a request.
         """
         questions: dict[GroupQueue, _Question] = {}
         for key, queues in unresolved.items():
@@ -80,7 +85,7 @@ class QueueResolver:
 def _reusable_responses(
     broker: PolledBroker, questions: Mapping[GroupQueue, _Question]
 ) -> dict[GroupQueue, ResolvedOffset]:
-    """Return recent responses; one about a queue in question only if the queue is as empty as it was then."""
+    """Return recent responses, without those about a queue that was empty and is not any more, or the reverse."""
     reusable: dict[GroupQueue, ResolvedOffset] = {}
     for group_queue, response in broker.resolved.items():
         is_recent = broker.polls - response.poll < REUSE_POLLS
@@ -91,5 +96,5 @@ def _reusable_responses(
 
 
 def is_valid_offset(offset: int) -> bool:
-    """Whether a broker or a member may mean this number as an offset."""
+    """Whether a number that a broker or a member reports can be an offset."""
     return 0 <= offset <= MAX_OFFSET

@@ -14,7 +14,8 @@ def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights |
     if not group.resolved_spec.needs_weights:
         return {}
     weights = measure_weights(broker, lag.incoming_rates, RETRY_TOPIC_PREFIX + group.consumer_group)
-    if weights is not None:  # the filter compares the loads of members, so it needs the queues' owners
+    if weights is not None:
+        # Weights change only if a member's load changed clearly, so the filter needs the queues' owners.
         weights = filter_noise(group.queue_weights, weights, group.stored_assignment.owners)
         group.queue_weights = weights
     return weights
@@ -23,9 +24,9 @@ def group_weights(group: Group, broker: BrokerState, lag: GroupLag) -> Weights |
 def measure_weights(
     broker: BrokerState, incoming_rates: Mapping[Queue, float | None], retry_topic: str
 ) -> Weights | None:
-    """Return the incoming messages a second of each queue; None without any queue, or unless known for all.
+    """Return the incoming messages a second of each queue; None if there is no queue, or a queue's rate is unknown.
 
-    Queues of `retry_topic`, and topics whose route is not known or not used, have no weight.
+    Queues of `retry_topic`, and topics without a known route, have no weight.
     """
     rates: dict[Queue, float] = {}
     for topic, view in broker.views.items():

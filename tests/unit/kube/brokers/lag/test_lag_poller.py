@@ -16,7 +16,7 @@ from rota.kube.brokers.lag import lag_poller, offset_sampler, polled_broker, que
 from rota.kube.brokers.lag.lag_history import UNKNOWN_QUEUE_LAG, QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag, LagPoller
 from rota.kube.brokers.route_watcher import RouteWatcher
-from rota.kube.brokers.topic_routes import TopicInterest
+from rota.kube.brokers.topic_interest import OffsetSource, TopicInterest
 from rota.lag import LagState
 from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.spec import StartFrom, Subscription
@@ -522,7 +522,11 @@ async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
         await cluster.wait_for_lag(AT_A, 4)
         polled = cluster.poller._brokers_by_name[A]
         assert {queue for group_lag in polled.lag_by_group.values() for queue in group_lag.queue_lags} == {AT_A}
-        assert [history._ids for history in polled.histories[KEY, ("orders", False)].values() if history._ids] == [(0,)]
+        assert [
+            history._ids
+            for history in polled.histories[KEY, OffsetSource("orders", broadcasting=False)].values()
+            if history._ids
+        ] == [(0,)]
         assert polled.resolved.keys() <= {("orders", AT_A)}
         (offsets,) = (
             await cluster.poller._sampler._read_offsets(

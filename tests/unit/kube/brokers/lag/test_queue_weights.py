@@ -9,7 +9,7 @@ import pytest
 from builders import NOW, a_document, a_policy, a_snapshot, a_spec, a_view, obeying
 from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.brokers.lag.queue_weights import group_weights, measure_weights
-from rota.kube.brokers.topic_routes import interest_of
+from rota.kube.brokers.topic_interest import interest_of
 from rota.kube.reconcile.controller import Controller
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
