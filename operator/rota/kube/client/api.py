@@ -1,7 +1,7 @@
 """HTTP client of the API server: takes paths and bodies of plain values, returns objects of the requested type.
 
-An error response raises `ApiError`, except for `read_through_proxy`. No response raises `NoResponseError`: then a write
-may have taken effect, or not.
+An error response raises `ApiError`, except in `read_through_proxy`. Without a usable response, `NoResponseError` is
+raised: a write may have taken effect, or not.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ T = TypeVar("T")
 Params = Mapping[str, str]
 
 FIELD_MANAGER: Final = "rota"  # field manager of server-side apply
-MAX_PAGE_OBJECTS = 500  # in one response to a list
-MAX_PAGE_BYTES = 4 * 2**20  # of one response; instead of a larger page, a smaller one is requested
+MAX_PAGE_OBJECTS = 500  # objects in one page of a list
+MAX_PAGE_BYTES = 4 * 2**20  # bytes of one page; a larger page is discarded, and requested again with fewer objects
 WATCH_TIMEOUT_SECONDS = 300  # after which the server ends a watch, and it is reopened
 # The server sends a bookmark every minute; after a longer silence the connection is dead.
 MAX_WATCH_SILENCE_SECONDS = 90.0
 
 MAX_CONCURRENT_REQUESTS = 50  # requests under way: more would only queue at the server, and delay its other clients
-MAX_RETRY_AFTER_SECONDS = 10.0  # even if a busy server asks for more
+MAX_RETRY_AFTER_SECONDS = 10.0  # pause before a request is repeated, even if a busy server asks for more
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=5)
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=15, sock_connect=5, sock_read=MAX_WATCH_SILENCE_SECONDS)
-MAX_OBJECT_BYTES = 2**24  # etcd stores 1.5 MiB, and `<` takes six bytes in JSON
-MAX_DEPTH_LEVELS = 100  # of an object that the decoder cannot read as a whole; deeper values are read as null
+MAX_OBJECT_BYTES = 2**24  # of one object in JSON: etcd stores up to 1.5 MiB, and JSON has six bytes for a `<`
+MAX_DEPTH_LEVELS = 100  # for objects nested too deeply for the decoder: values below this level are read as null
 
 
 class ApiError(Exception):
@@ -189,7 +189,7 @@ class Api:
             if not page.metadata.next:
                 return
             query["continue"] = page.metadata.next
-            # By the size of this page's objects, the next page takes half of its limit.
+            # If the next objects are as large as those of this page, they fill half of MAX_PAGE_BYTES.
             count = min(MAX_PAGE_OBJECTS, max(1, len(page.items) * MAX_PAGE_BYTES // (2 * len(text))))
 
     async def list(self, path: str, kind: type[T], params: Params | None = None) -> tuple[list[T], str]:
@@ -225,7 +225,7 @@ class Api:
                     event_version = _decode(event.object, _VersionedObject).metadata.resource_version
                     changed = None if event.type == "BOOKMARK" else _decode(event.object, kind)
                     yield WatchedEvent(event.type, changed, event_version)
-        except HttpProcessingError as error:  # resuming would bring the same event again
+        except HttpProcessingError as error:  # Expired: the caller lists again, as resuming would bring the same event
             raise ApiError(HTTPStatus.GONE, "Expired", f"A watch event is too large: {error}") from None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise NoResponseError(f"The watch of {path} failed: {describe_failure(error)}") from None
@@ -287,7 +287,7 @@ class Api:
         try:
             async with self._slots:
                 response, text = await send()
-                if response.status == HTTPStatus.TOO_MANY_REQUESTS:  # retry once: later, the request may be outdated
+                if response.status == HTTPStatus.TOO_MANY_REQUESTS:  # retry only once: the request becomes outdated
                     await asyncio.sleep(_retry_after_seconds(response))
                     response, text = await send()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -326,7 +326,7 @@ def _decode(text: bytes | msgspec.Raw, kind: type[T]) -> T:
             return msgspec.json.decode(text, type=kind)
         except RecursionError:
             return msgspec.json.decode(without_deep_values(bytes(text), MAX_DEPTH_LEVELS), type=kind)
-    except msgspec.DecodeError as error:  # from a proxy in between, or of a malformed object
+    except msgspec.DecodeError as error:  # a response of a proxy in between, or a malformed object
         raise NoResponseError(f"The API server's response is not a valid {kind.__name__}: {error}") from None
 
 

@@ -1,8 +1,8 @@
 """List-watch informer: lists a collection page by page, then watches it; after an error it resumes or lists again.
 
-A list is a consistent read, so a known object that is missing in it was deleted, even if no event reported that. The
-objects that the operator itself has written count as known, too: one that was created and deleted while the watch was
-interrupted is in no event and in no list.
+A list is a consistent read, so a known object that is missing in it was deleted, even if no event reported that. Known
+are the objects of earlier lists and events, and those that the operator itself has written: an object that was created
+and deleted while the watch was interrupted is in no event and in no list.
 """
 
 import asyncio
@@ -68,15 +68,15 @@ class Informer(Generic[T]):
         params: Params | None = None,
     ) -> None:
         self.resource = resource
-        self.namespace = namespace  # empty: all
+        self.namespace = namespace  # empty: all namespaces
         self.path = collection_path(resource, namespace)
         self._api = api
         self._kind = kind
         self._params = params
         self._handlers = handlers
         self._cache: dict[ObjectKey, T] = {}
-        self._resource_version = ""  # at which a watch resumes; empty: list first
-        self.is_forbidden = False  # whether the operator may not list it
+        self._resource_version = ""  # version at which the next watch starts; empty: list first
+        self.is_forbidden = False  # whether the operator may not list the collection, as the API server last said
         self.listed = asyncio.Event()  # set when all objects of the first list have been handled
         self.last_message_at = loop_time()  # time of the server's last message
 

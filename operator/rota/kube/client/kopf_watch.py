@@ -21,9 +21,9 @@ from rota.kube.client.objects import CustomResource
 from rota.kube.client.paths import GROUPS, POLICIES
 
 API_VERSION = "rota.dev/v1alpha1"
-REOPEN_SECONDS = 10.0  # between two sessions: kopf asks for one after each 401
-SHUTDOWN_SECONDS = 20.0  # for all tasks of kopf to end
-RECANCEL_SECONDS = 1.0  # until tasks that swallowed their cancellation are cancelled again
+REOPEN_SECONDS = 10.0  # minimum time between two sessions: kopf asks for a new one after each 401
+SHUTDOWN_SECONDS = 20.0  # deadline for all tasks of kopf to end
+RECANCEL_SECONDS = 1.0  # after which tasks that swallowed their cancellation are cancelled again
 
 ResourceHandler = Callable[[CustomResource], None]
 Task = asyncio.Task[Any]
@@ -64,7 +64,7 @@ def _event_handler(on_upsert: ResourceHandler, on_delete: ResourceHandler) -> Ca
 
 
 async def run_tasks(root_tasks: Collection[Task]) -> None:
-    """Wait until one of kopf's root tasks ends, end all tasks of kopf, and raise the error of the first one, if any.
+    """Wait until one of kopf's root tasks ends, end all tasks of kopf, and raise the error of that root task, if any.
 
     `kopf.run_tasks` takes every task that started after it for its own: it would wait 5 s for the operator's tasks,
     cancel them, and raise the error of a failed one. It may also wait for ever (see `_end_tasks`).
@@ -82,8 +82,8 @@ async def _end_tasks(root_tasks: Collection[Task]) -> None:
     """Cancel all tasks of kopf until they have ended.
 
     Each watch of kopf has a second task, its pause-waiter. If both are cancelled while the watch is being opened, the
-    watch ignores that, opens another one, and waits for a login that kopf does not provide any more. So pause-waiters
-    are cancelled after all other tasks.
+    watch ignores its cancellation, opens another one, and waits for a login that kopf does not provide any more. So
+    pause-waiters are cancelled after all other tasks.
     """
     deadline = loop_time() + SHUTDOWN_SECONDS
     while tasks := [task for task in asyncio.all_tasks() if task in root_tasks or _is_kopf_task(task)]:

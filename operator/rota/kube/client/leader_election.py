@@ -1,4 +1,7 @@
-"""Leader election by a Lease. It only saves work: resource versions reject conflicting writes of two leaders."""
+"""Leader election by a Lease, among the replicas of the operator (*candidates*).
+
+The election only saves work: if two candidates lead at once, resource versions reject their conflicting writes.
+"""
 
 import asyncio
 import logging
@@ -18,13 +21,13 @@ from rota.timestamps import format_time
 
 REPEAT_LOG_SECONDS = 60.0  # between two log lines about the same problem
 # Annotation with the uid of the holder's pod: if that pod no longer exists, the Lease is free. An operator outside a
-# pod sets none, and other candidates wait until its Lease expires.
+# pod does not set it, and other candidates wait until its Lease expires.
 POD_UID_ANNOTATION = "rota.dev/pod-uid"
-# Annotation with the holder's --page-auth, if it authenticates its users.
+# Annotation with the holder's option --page-auth; empty if its page does not authenticate users.
 PAGE_AUTH_ANNOTATION = "rota.dev/page-auth"
-PAGE_AUTH_KUBERNETES = "Kubernetes"  # its value for users of the cluster
+PAGE_AUTH_KUBERNETES = "Kubernetes"  # value of the annotation if users log in to the page with tokens of the cluster
 CHECK_HOLDER_SECONDS = 3.0  # check the holder's pod once the Lease has not been renewed for this long
-LEASE_DURATION_SECONDS = 15  # after the last renewal that they saw, other candidates acquire the Lease
+LEASE_DURATION_SECONDS = 15  # other candidates acquire the Lease this long after the last renewal that they saw
 RENEW_DEADLINE_SECONDS = 10.0  # a leader that could not renew for so long stops leading, before others may start
 RENEW_INTERVAL_SECONDS = 2.0  # between renewals by the leader
 RETRY_PERIOD_SECONDS = 0.5  # between attempts of other candidates, at most
@@ -73,10 +76,11 @@ class LeaderElector:
         self._path = object_path("leases", namespace, name)
         self._name = name
         self._observed_renewal: tuple[str | None, str | None] = (None, None)  # holder and renew time of the Lease
-        self._observed_at = 0.0  # when that pair last changed, on the loop's clock: another machine's may differ
-        self._expires_at = math.inf  # when another holder's Lease expires unless renewed
-        self._leads_until = 0.0  # end of this candidate's leadership unless renewed
-        self._was_refused = False  # whether the last request was refused: then an early retry is useless
+        # Loop's time when that pair last changed; renew times are not used, as another machine's clock may differ.
+        self._observed_at = 0.0
+        self._expires_at = math.inf  # loop's time at which another holder's Lease expires unless it is renewed
+        self._leads_until = 0.0  # loop's time at which this candidate's leadership ends unless the Lease is renewed
+        self._was_refused = False  # whether the API server refused the last request, so that an early retry is useless
         self._logged_problem = ""
         self._logged_at = -math.inf
         self.is_leading = False
@@ -103,11 +107,11 @@ class LeaderElector:
 
     @property
     def holder_annotations(self) -> Mapping[str, str]:
-        """The annotations of the Lease, while another candidate holds it; none once it should have been renewed."""
+        """The annotations of the Lease while another candidate holds it; none once the Lease has expired."""
         return self._holder_annotations if loop_time() < self._expires_at else {}
 
     async def _try_acquire(self) -> None:
-        """Renew or acquire the Lease. Without a response, a leader goes on leading until its leadership ends."""
+        """Renew or acquire the Lease. If the request fails, a leader stays leader until `_leads_until`."""
         started_at = loop_time()
         timeout = RENEW_DEADLINE_SECONDS / 2
         if self.is_leading:  # the request ends before another candidate may acquire the Lease
@@ -156,7 +160,10 @@ class LeaderElector:
         return not await self._holder_has_ended(lease)
 
     async def _holder_has_ended(self, lease: Lease) -> bool:
-        """Whether the holder's pod no longer exists; False if it just renewed, names no pod, or that is unknown."""
+        """Whether the holder's pod no longer exists.
+
+        False if the holder has just renewed the Lease or names no pod, or if the pod cannot be read.
+        """
         uid = lease.metadata.annotations.get(POD_UID_ANNOTATION)
         holder = lease.spec.holder_identity or ""
         if not uid or not is_dns_subdomain(holder) or loop_time() - self._observed_at < CHECK_HOLDER_SECONDS:

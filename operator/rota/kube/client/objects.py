@@ -14,22 +14,23 @@ from rota.kube.client.pod_status import PodStatus, sidecars_in, trim_status
 from rota.model import Holder, Poke
 
 GROUP_LABEL = "rota.dev/group"
+# On a pod: its last poke (`rota.model.Poke`). Any changed annotation makes the kubelet refresh the mounted volumes.
 POKE_ANNOTATION = "rota.dev/generation"
-# Fingerprint of a pod's key; a change makes the kubelet refresh mounted volumes.
+# On a pod: fingerprint of the newest key of its group, changed for the same effect.
 KEY_FINGERPRINT_ANNOTATION = "rota.dev/key"
 # On a Deployment: digest of the desired template and sidecar, without the sidecar's version.
 TEMPLATE_DIGEST_ANNOTATION = "rota.dev/wish"
 DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 ASSIGNMENT_MOUNT_PATH = "/etc/rota"  # where the sidecar mounts the group's assignment
 KEY_MOUNT_PATH = "/etc/rota-key"  # where the sidecar mounts the group's key
-REPORT_PORT = 9911  # of probes and metrics; of reports and drains, too, in pods without a control port
-CONTROL_PORT = 9913
+REPORT_PORT = 9911  # the sidecar's port for probes and metrics; in pods without a control port also for reports, drains
+CONTROL_PORT = 9913  # the sidecar's port for reports and drains
 CONTROL_PORT_NAME = "rota-control"  # the name of the control port in a pod's spec
 SETTINGS_KEY = "group.json"  # the key of the group's settings in its ConfigMap
-MAX_SPEC_BYTES = 128 * 1024  # of a group or policy; as Python objects it can take 20 times as much
+MAX_SPEC_BYTES = 128 * 1024  # of a group's or policy's spec, which can take 20 times as much as Python objects
 MAX_DEPLOYMENT_BYTES = 2 * MAX_SPEC_BYTES  # of a Deployment's spec: a group's template, the sidecar and defaults
-MAX_LABELS = 100  # of an object that are kept
-ObjectKey = tuple[str, str]  # of an object: its namespace and name
+MAX_LABELS = 100  # labels that are kept of an object
+ObjectKey = tuple[str, str]  # namespace and name of an object
 
 _ASSIGNMENT_SUFFIX = "-rota"  # suffix of the name of an assignment's ConfigMap
 
@@ -90,7 +91,7 @@ class Metadata(Struct, frozen=True, rename="camel"):
 def _trim_metadata(metadata: Metadata, annotations: Container[str]) -> Metadata:
     """Return metadata with these annotations only, and a bounded number of labels and owners.
 
-    Without a controller one owner is kept: a ConfigMap that has any owner is not taken for Rota's own.
+    If no owner is the controller, the first owner is kept: Rota adopts a ConfigMap only if it has no owner.
     A tenant can fill an object up to 1.5 MiB, and objects are kept for as long as they exist.
     """
     labels = metadata.labels
@@ -234,9 +235,9 @@ class Pod(Struct, frozen=True):
         return any(condition.is_ready for condition in self.status.conditions)
 
     @property
-    def obstacle(self) -> str:
-        """Why its containers cannot run; empty if nothing prevents them."""
-        return self.status.obstacle
+    def start_obstacle(self) -> str:
+        """Why its containers cannot run, such as ImagePullBackOff; empty if nothing prevents them."""
+        return self.status.start_obstacle
 
     @property
     def terminating(self) -> bool:
@@ -272,9 +273,9 @@ class Pod(Struct, frozen=True):
     @property
     def planning_fields(self) -> tuple[object, ...]:
         """The fields that can change a plan, such as readiness: a pod that differs in others needs no reconcile."""
-        state = self.started, self.ready, self.terminating, self.ended, self.obstacle, self.status.process_ended_at
         identity = self.metadata.uid, self.status.pod_ip, self.labelled_group
-        return *identity, *state, self.poke, self.deletion_cost
+        state = self.started, self.ready, self.terminating, self.ended
+        return *identity, *state, self.start_obstacle, self.status.process_ended_at, self.poke, self.deletion_cost
 
     @property
     def poke(self) -> Poke:
@@ -348,7 +349,7 @@ class CustomResource(Struct, frozen=True):
     metadata: Metadata
     spec: Any = None
     status: dict[str, Any] = {}
-    too_large_bytes: int = 0  # of a spec that was not kept
+    too_large_bytes: int = 0  # size of a spec that was not kept because it is too large; 0: it was kept
 
     def __post_init__(self) -> None:
         """Drop unused fields, to save memory."""
@@ -358,7 +359,7 @@ class CustomResource(Struct, frozen=True):
             force_setattr(self, "too_large_bytes", size)
 
     def has_same_spec(self, previous: "CustomResource | None") -> bool:
-        """Whether another version of the same object differs in metadata and status at most."""
+        """Whether `previous` is a version of the same object with an equal spec."""
         if previous is None or previous.metadata.uid != self.metadata.uid:
             return False
         return (previous.spec, previous.too_large_bytes) == (self.spec, self.too_large_bytes)

@@ -1,4 +1,7 @@
-"""Pod status, reduced to the fields that concern the sidecar."""
+"""Pod status, reduced to the fields that concern the sidecar, so that the informer's cache stays small.
+
+A *start obstacle* is the reason why a pod's containers cannot start, such as "ImagePullBackOff of container app".
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -38,6 +41,7 @@ class _ContainerState(Struct, frozen=True):
 
     @property
     def has_run(self) -> bool:
+        """Whether a process runs in this state, or ran before it."""
         return self.running is not None or self.terminated is not None
 
     @property
@@ -55,7 +59,7 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
     last_state: _ContainerState = _ContainerState()
 
     @property
-    def obstacle(self) -> str:
+    def start_obstacle(self) -> str:
         """Why the container is waiting; empty for the normal reasons of a start."""
         reason = self.state.waiting.reason if self.state.waiting else ""
         if reason in _NORMAL_WAITING_REASONS:
@@ -64,6 +68,7 @@ class _ContainerStatus(Struct, frozen=True, rename="camel"):
 
     @property
     def has_run(self) -> bool:
+        """Whether a process of the container has ever started."""
         return bool(self.started or self.ready or self.restart_count or self.state.has_run or self.last_state.has_run)
 
 
@@ -78,21 +83,22 @@ class _Condition(Struct, frozen=True):
         return self.type == "Ready" and self.status == "True"
 
     @property
-    def obstacle(self) -> str:
+    def start_obstacle(self) -> str:
         """Why no node was found for the pod."""
         is_unschedulable = self.type == "PodScheduled" and self.status == "False" and self.reason == "Unschedulable"
         return single_line(f"Unschedulable, {self.message}", MAX_OBSTACLE_CHARACTERS) if is_unschedulable else ""
 
 
 class PodStatus(Struct, frozen=True, rename="camel"):
-    """The status that the kubelet reports of a pod."""
+    """A pod's `status`."""
 
     phase: str = ""
     pod_ip: str = field(default="", name="podIP")
     conditions: list[_Condition] = []
     init_container_statuses: list[_ContainerStatus] = []
     container_statuses: list[_ContainerStatus] = []
-    obstacle: str = ""  # not a field of Kubernetes: computed before conditions and containers are dropped
+    # Not a field of Kubernetes: why the pod's containers cannot start; empty if nothing prevents them.
+    start_obstacle: str = ""
 
     @property
     def sidecar_statuses(self) -> list[_ContainerStatus]:
@@ -109,21 +115,21 @@ class PodStatus(Struct, frozen=True, rename="camel"):
 
 
 def trim_status(status: PodStatus) -> PodStatus:
-    """Return the fields that Rota uses; the obstacle is found first, as it may be in fields that are dropped."""
+    """Keep only the fields that Rota uses. Compute the start obstacle before: it may come from a dropped field."""
     conditions = [condition for condition in status.conditions if condition.type == "Ready"]
     return replace(
         status,
         conditions=[replace(condition, message="") for condition in conditions],
         init_container_statuses=sidecars_in(status.init_container_statuses),
         container_statuses=sidecars_in(status.container_statuses),
-        obstacle=_find_obstacle(status),
+        start_obstacle=_find_obstacle(status),
     )
 
 
 def _find_obstacle(status: PodStatus) -> str:
-    """Return the first obstacle; one of the whole pod, as a condition has it, precedes those of containers."""
-    if status.obstacle:  # a status that was trimmed before: the fields with its obstacle are gone
-        return status.obstacle
+    """Return the first start obstacle: from a condition of the pod, otherwise from a container."""
+    if status.start_obstacle:  # the status was trimmed before, so the fields with the obstacle are gone
+        return status.start_obstacle
     containers = [*status.init_container_statuses, *status.container_statuses]
     subjects: list[_Condition | _ContainerStatus] = [*status.conditions, *containers]
-    return next((subject.obstacle for subject in subjects if subject.obstacle), "")
+    return next((subject.start_obstacle for subject in subjects if subject.start_obstacle), "")

@@ -191,7 +191,7 @@ class PodState:
             stopped_for=None if self.restarts.stopped_since is None else now - self.restarts.stopped_since,
             restarts=self.restarts.count_recent(now),
             serving_for=now - max(self.ready_changed_at, self.restarts.responding_since) if pod.ready else 0.0,
-            obstacle=pod.obstacle,
+            obstacle=pod.start_obstacle,
             room=room,
             client_id=client_id(pod),
             decoded_report=self.decoded_report,

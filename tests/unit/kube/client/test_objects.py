@@ -37,11 +37,11 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
 )
 def test_readiness_obstacle_of_a_pod_uses_the_words_of_kubernetes(status: dict[str, Any], obstacle: str) -> None:
     pod = a_pod(**status)
-    assert pod.obstacle == obstacle
-    assert msgspec.structs.replace(pod).obstacle == obstacle, "it is kept without the fields that it is made of"
+    assert pod.start_obstacle == obstacle
+    assert msgspec.structs.replace(pod).start_obstacle == obstacle, "it is kept without the fields that it is made of"
     assert len(msgspec.json.encode(pod)) < 2000, "containers and messages are dropped"
 
 
 def test_readiness_obstacle_of_a_pod_is_short_even_with_a_long_message() -> None:
     pod = a_pod(conditions=[UNSCHEDULABLE | {"message": "x" * 10_000}])
-    assert len(pod.obstacle) <= MAX_OBSTACLE_CHARACTERS + 1
+    assert len(pod.start_obstacle) <= MAX_OBSTACLE_CHARACTERS + 1

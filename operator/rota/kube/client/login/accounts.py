@@ -37,7 +37,7 @@ from rota.kube.client.login.kubeconfig import (
 from rota.model import single_line
 from rota.tls import KeyPair
 
-EXPIRY_MARGIN = timedelta(seconds=120)  # how long before its expiry a credential is renewed
+EXPIRY_MARGIN = timedelta(seconds=120)  # how long before its expiry the credential of an exec plugin is renewed
 UNLIMITED_CONNECTIONS: Final = 0
 _LOAD_ERRORS: Final = (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError)
 
@@ -136,7 +136,12 @@ class KubeconfigAccount:
         return _credentials(configuration, self._impersonation_of(user), certificate)
 
     def _impersonation_of(self, user: KubeconfigUser) -> Impersonation:
-        """Return the user to impersonate. Options replace all that the kubeconfig says; groups alone keep its user."""
+        """Return the user to impersonate.
+
+        - With the option --as, nothing is taken from the kubeconfig.
+        - With --as-group alone, the user is the one that the kubeconfig impersonates.
+        - Without either, all is taken from the kubeconfig.
+        """
         name = self._options.impersonate
         groups = self._options.impersonate_groups
         if name or groups:
@@ -148,7 +153,7 @@ class KubeconfigAccount:
     def _read_if_changed(self) -> Kubeconfig:
         """Read the kubeconfig, unless its files are unchanged since the last time."""
         files = self._options.files
-        # Before the files are read: a change during the read then makes the next login read them again.
+        # Taken before the files are read: after a change during the read, the next login reads them again.
         stamps = tuple(filter(None, map(_file_stamp, files)))
         cached_stamps, kubeconfig = self._cached_kubeconfig
         if kubeconfig is None or cached_stamps != stamps:

@@ -9,7 +9,7 @@ from rota.kube.client.login.kubeconfig import check_proxy
 
 
 def proxy_for(server: str, environment: Mapping[str, str]) -> str | None:
-    """Return the proxy for a server's URL; None if none is set, for a loopback address, and as NO_PROXY says."""
+    """Return the proxy for a server's URL; None if no proxy is set, the address is a loopback, or NO_PROXY names it."""
     parts = urlsplit(server)
     host = parts.hostname or ""
     port = parts.port or {"http": 80, "https": 443}[parts.scheme]

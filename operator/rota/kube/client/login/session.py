@@ -29,9 +29,9 @@ from rota.kube.client.login.kubeconfig import LoginError
 from rota.model import single_line
 from rota.tls import KeyPair, load_key_pair
 
-RENEW_SECONDS = 60.0  # after which the account is read again
-RETRY_SECONDS = 5.0  # after a renewal that failed, or that followed a 401
-VERIFY_SECONDS = 10.0
+RENEW_SECONDS = 60.0  # after which the credentials are read again
+RETRY_SECONDS = 5.0  # pause after a renewal that failed, or that followed a 401
+VERIFY_SECONDS = 10.0  # time limit of the request that verifies a new login
 REJECTED_MESSAGE: Final = "The API server rejects the credentials"
 USER_AGENT: Final = f"rota/{version('rota-operator')}"
 
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Pool(RESTClientObject):  # type: ignore[misc] # its types are not read
-    """The Kubernetes client's connections, for requests of our own."""
+    """The TLS context and connection settings of the Kubernetes client, for aiohttp sessions of our own."""
 
     def open_session(self) -> aiohttp.ClientSession:
         session: aiohttp.ClientSession = self._create_pool_manager()
@@ -60,9 +60,9 @@ class Login:
         self._lock = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
         self._forced_renewal: asyncio.Task[None] | None = None
-        self._renew_after = loop_time() + RENEW_SECONDS
-        self._force_after = loop_time()  # a 401 before this time causes no login: one has just been made
-        self._failure = ""  # of the last renewal; empty if it succeeded
+        self._renew_after = loop_time() + RENEW_SECONDS  # loop's time of the next renewal in the background
+        self._force_after = loop_time()  # a 401 before this loop's time causes no renewal, as one has just been made
+        self._failure = ""  # why the last renewal failed; empty if it succeeded
 
     @classmethod
     async def create(cls, account: Account, *, may_use_terminal: bool = False) -> Self:
@@ -150,9 +150,10 @@ class Login:
     async def _authorize(
         self, pool: _Pool, request: aiohttp.ClientRequest, send: ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Add the credentials to a request of a session of `pool`. After a 401, renew them and send it once more.
+        """Add the credentials to a request of a session of `pool`; after a 401, renew them and send it once more.
 
-        After a new certificate the pool is outdated, and only another session can send the request: see `Connections`.
+        If the renewed login has another certificate, the pool is outdated, and the request is not sent again here:
+        `Connections` sends it again by a session of the new pool.
         """
         if request.url.origin() != self._origin:  # kopf follows redirects: no other server may get the credentials
             raise aiohttp.ClientConnectionError(f"A redirect to {request.url.origin()} is not followed")
@@ -161,7 +162,7 @@ class Login:
         _add_credentials(request, sent)
         response = await send(request)
         try:
-            if response.status == HTTPStatus.UNAUTHORIZED and await self._may_send_again(pool, sent):
+            if response.status == HTTPStatus.UNAUTHORIZED and await self._try_renewal(pool, sent):
                 response.close()
                 _add_credentials(request, self._credentials)
                 response = await send(request)
@@ -174,9 +175,9 @@ class Login:
             self.problem = self._failure or REJECTED_MESSAGE
         return response
 
-    async def _may_send_again(self, pool: _Pool, rejected: LoginCredentials) -> bool:
-        """Whether other credentials than the rejected ones are valid now, and do not need another pool."""
-        # The pool is compared again after the renewal, which may replace it.
+    async def _try_renewal(self, pool: _Pool, rejected: LoginCredentials) -> bool:
+        """Renew the rejected credentials; return whether the login has others now that work with `pool`."""
+        # The pool is compared twice: the renewal may replace it.
         return self._pool is pool and await self._renew_rejected(rejected) and self._pool is pool
 
     def _renew_in_background(self) -> None:
@@ -276,7 +277,7 @@ class RenewedSession:
 
 
 class Connections:
-    """Sends requests; one that the API server rejects is sent once more if the login has a new certificate then."""
+    """Sends requests; a request that gets a 401 is sent once more if the login has a new certificate by then."""
 
     def __init__(self, login: Login, settings: dict[str, Any]) -> None:
         self._session = RenewedSession(login, partial(login.open_session, **settings))
@@ -320,7 +321,7 @@ def _add_credentials(request: aiohttp.ClientRequest, credentials: LoginCredentia
 
 
 def _needs_correction(error: Exception) -> bool:
-    """Whether a request failed because of TLS or of the proxy, and not because a server is down."""
+    """Whether a request failed because of TLS, the URL or the proxy, and not because a server is down."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return error.status < HTTPStatus.INTERNAL_SERVER_ERROR
     return isinstance(error, aiohttp.ClientSSLError | aiohttp.ClientProxyConnectionError | ValueError)
