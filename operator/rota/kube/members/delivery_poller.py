@@ -10,14 +10,14 @@ from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 
 SCHEDULE = PollSchedule(members_per_step=50, min_steps=15)  # a step takes a second
-REVISION_LABELS = ("pod-template-hash", "controller-revision-hash")  # of Deployments; of StatefulSets
+REVISION_LABELS = ("pod-template-hash", "controller-revision-hash")  # of pods of Deployments; of StatefulSets
 
 
 async def poll_deliveries(get_groups: GetGroups, reports: ReportClient, on_change: Callable[[ObjectKey], None]) -> None:
     """Poll the deliveries of all members forever; call `on_change` for each group whose delivery problem changed."""
 
     def select_due(step: int) -> Iterable[PollTurn]:
-        """Update the groups' delivery problems, which can also begin and end by time alone; return the members due."""
+        """Update the groups' delivery problems, which also begin and end as time passes; return the members due."""
         groups = get_groups()
         now = loop_time()
         member_count = count_pods(groups)

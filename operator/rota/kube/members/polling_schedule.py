@@ -1,7 +1,8 @@
-"""Schedules periodic polls: each step polls some members, each cycle all of them; a slow member delays no other.
+"""Schedules the periodic polls of this package: each step polls some members, each cycle polls all members once.
 
 A step takes one second. A member's step within the cycle follows from the hash of its pod's uid: so polls are spread
-evenly, and a member keeps its step when others join or leave, unless the length of the cycle changes.
+evenly, and a member keeps its step when others join or leave, unless the length of the cycle changes. Polls run
+concurrently, so a slow member delays no other.
 """
 
 import asyncio
@@ -38,13 +39,14 @@ class PollTurn(NamedTuple):
 class PollSchedule(NamedTuple):
     """How often members are polled."""
 
-    members_per_step: int  # mean number; lower in a cycle of min_steps, higher in a cycle of max_steps
+    members_per_step: int  # mean number of members in a step, unless the cycle is limited by min_steps or max_steps
     min_steps: int  # the shortest cycle, in steps (seconds)
-    max_steps: int = sys.maxsize
+    max_steps: int = sys.maxsize  # the longest cycle, in steps
 
     def cycle_steps(self, member_count: int) -> int:
         """Return the number of steps in a cycle over this many members."""
-        return min(max(self.min_steps, math.ceil(member_count / self.members_per_step)), self.max_steps)
+        steps = math.ceil(member_count / self.members_per_step)
+        return min(max(steps, self.min_steps), self.max_steps)
 
     def select_due(self, turns: Iterable[PollTurn], member_count: int, step: int) -> Iterator[PollTurn]:
         """Yield the turns that fall into this step of a cycle over this many members."""
@@ -53,7 +55,7 @@ class PollSchedule(NamedTuple):
 
 
 def running_members(groups: Mapping[ObjectKey, Group]) -> Iterator[PollTurn]:
-    """Yield the members that run."""
+    """Yield the members whose sidecar has started and has not ended."""
     for key, group in groups.items():
         for name, pod_state in group.pods.items():
             if pod_state.pod.is_running:

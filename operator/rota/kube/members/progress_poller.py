@@ -19,8 +19,8 @@ from rota.redelivery import Redelivery
 
 SCHEDULE = PollSchedule(members_per_step=10, min_steps=5)  # a step takes a second
 URGENT_SCHEDULE = PollSchedule(members_per_step=10, min_steps=1)  # for members that have just taken over queues
-MAX_PAGES_PER_TURN = 8  # pages of one member per turn; its next turn continues there
-MAX_TRACKED_QUEUES = 50_000  # remembered for all groups; each takes about 400 bytes
+MAX_PAGES_PER_TURN = 8  # pages of one member per turn; its next turn continues after the last page
+MAX_TRACKED_QUEUES = 50_000  # queues remembered for all groups together; a queue takes about 400 bytes
 
 OnRedelivered = Callable[[ObjectKey, list[Redelivery]], None]
 
@@ -40,7 +40,7 @@ class ProgressPoller:
         await run_polls(self._select_due, self._poll_member)
 
     def _select_due(self, step: int) -> Iterable[PollTurn]:
-        """Update the tracked groups; return the turns due, with additional ones for members that took over queues."""
+        """Return the turns due, with additional turns for members that took over queues; update the tracked groups."""
         groups: dict[ObjectKey, Group] = {}
         for key, group in self._get_groups().items():
             if group.stored_assignment.is_broadcasting:
@@ -69,7 +69,7 @@ class ProgressPoller:
             redelivered = pods.record_progress(turn.name, page, loop_time(), max_queues=limit)
             if redelivered:
                 self._on_redelivered(turn.group_key, redelivered)
-            if page.next_start is None or page.next_start <= start:  # the last page, or one that would repeat
+            if page.next_start is None or page.next_start <= start:  # the last page, or an invalid next one
                 return
             start = page.next_start
         pod_state.next_progress_start = start

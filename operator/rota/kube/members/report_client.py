@@ -29,19 +29,19 @@ DRAIN_PATH = "/v1/drain"
 DELIVERIES_PATH = "/v1/report/deliveries"
 MAX_PAGE_QUEUES = 500  # a longer page is not used; sidecars send up to 400 queues in one
 PAGES_SECONDS = 5.0  # deadline for all pages of one member
-RESPONSE_TIMEOUT_SECONDS = 2.0  # in addition to the time for which a member holds a long poll
-MAX_LATENESS_SECONDS = 1.0  # by which a time-out may be late; if it is later, this process was stalled
+RESPONSE_TIMEOUT_SECONDS = 2.0  # time limit of a request; of a long poll, after the time for which a member holds it
+MAX_LATENESS_SECONDS = 1.0  # delay of a time-out in a busy process; after a longer delay, this process was stalled
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
 MAX_REPORT_BYTES = 5 * 2**20
 MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # reports of earlier versions contain measurements of all queues
 MAX_PAGE_BYTES = 2**18  # of a page about queues or deliveries
-MAX_DELIVERIES_BYTES = 64 * 2**20  # memory for what members report of deliveries; less in a small container
-DELIVERIES_MEMORY_FRACTION = 1 / 8
+MAX_DELIVERIES_BYTES = 64 * 2**20  # memory for the delivery counters of all members
+DELIVERIES_MEMORY_FRACTION = 1 / 8  # largest fraction of a small container's memory for these counters
 LARGE_REPORT_BYTES = 256 * 1024  # at most MAX_LARGE_REPORTS larger reports are read concurrently
 MAX_LARGE_REPORTS = 2
 BYTES_PER_ENTRY = 600  # memory per pair of topic and broker, and per entry of other fields, besides the report's text
-BYTES_PER_OFFSET = 200
-UNCOUNTED_BYTES = 64 * 1024  # smaller objects are not counted: the number of pods bounds them
+BYTES_PER_OFFSET = 200  # memory per queue in a Broadcasting member's offsets
+UNCOUNTED_BYTES = 64 * 1024  # smaller objects are not counted in a budget: the number of pods limits their sum
 MAX_CONCURRENT_READS = 200  # concurrent reads; long polls do not count
 
 _NO_RESPONSE_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
@@ -85,13 +85,13 @@ class MemberResponse(NamedTuple):
 
     An ignored response is not silence: `PodState.record_report` keeps the previous report, for as long as the pod's
     object exists. For a deleted pod, the API server cannot tell when the sidecar has ended: after a while without
-    authenticated responses, `GroupStateReader._poll_deleted` assumes so.
+    authenticated responses, `GroupStateReader._poll_deleted` assumes that it has.
     """
 
     report: Report | None  # None also if another pod responded
-    silent_since: float  # since when there is no report, if there is none
+    silent_since: float  # loop's time since which the member is silent, if `report` is None
     ignored_reason: Reason | None = None
-    may_be_from_pod: bool = False  # if silent: the response does not prove that the pod has left (`read_if_present`)
+    may_be_from_pod: bool = False  # whether a response without a report leaves open if the pod has left
 
 
 class _ResponseBody(NamedTuple):
@@ -146,7 +146,7 @@ class ReportClient:
         self._large_report_slots = asyncio.Semaphore(MAX_LARGE_REPORTS)
         # For reports and offsets: `admit` counts each one until it is garbage-collected.
         self._budget = budget or RetentionBudget(uncounted_bytes=UNCOUNTED_BYTES)
-        # A separate budget: without memory for reports, handovers wait; counters without memory are just not shown.
+        # A separate budget, so that counters take no memory from reports: without a report, a handover waits.
         deliveries_bytes = min(MAX_DELIVERIES_BYTES, memory_limit_bytes() * DELIVERIES_MEMORY_FRACTION)
         self._deliveries_budget = RetentionBudget(deliveries_bytes, uncounted_bytes=UNCOUNTED_BYTES)
         self._paging_slots = asyncio.Semaphore(MAX_LARGE_REPORTS)  # concurrent reads of several pages
@@ -165,7 +165,7 @@ class ReportClient:
     async def read_with_offsets(self, member: Endpoint) -> tuple[MemberResponse, Mapping[Queue, int | None] | None]:
         """Return the member's present report, and its offset of each queue; None if the offsets cannot be read.
 
-        The offsets are in pages of their own. Members of earlier versions have no pages: their reports have them.
+        The offsets are in separate pages. Members of earlier versions have no pages: their reports have the offsets.
         """
         async with self._read_slots:
             requested_at = loop_time()
@@ -174,7 +174,7 @@ class ReportClient:
         if response.report is None:
             return response, None
         offsets: QueueOffsets | None = None
-        if not member.is_signed:  # it may be of an earlier version, which does not sign
+        if not member.is_signed:  # the member may be of an earlier version, which does not sign
             offsets = decode_offsets(body.text or b"").offsets or None
         if offsets is None:
             offsets = await self._read_all_offsets(member)
@@ -304,7 +304,7 @@ class ReportClient:
             if response.status == HTTPStatus.UNAUTHORIZED:
                 return unusable
             if response.status != HTTPStatus.OK or is_compressed(response):
-                # Silence, also of a member that signs: a proxy may have sent it, such as a 503.
+                # Counts as silence even if the member signs: a proxy may have sent the response, such as a 503.
                 return _ResponseBody(is_server_error=response.status >= HTTPStatus.INTERNAL_SERVER_ERROR)
             try:
                 limit = member.max_body_bytes(path)
@@ -324,7 +324,7 @@ class ReportClient:
 
 
 def _silent_since(awaited_since: float) -> float:
-    """Return since when a member is silent from which no response has come since `awaited_since`.
+    """Return since when a member counts as silent that has sent no response since `awaited_since`.
 
     If the time-out came late, this process was stalled, and the member may have responded: it is silent since now.
     """

@@ -1,8 +1,10 @@
-"""Polls members' reports periodically, to detect silent ones; members that a plan names have long polls instead.
+"""Polls members' reports periodically, to detect silent members.
+
+Members whose reports could change the next plan (`Group.members_to_poll`) have long polls (`report_watchers`) instead.
 
 Up to 50 pods of all groups are polled every five seconds: by the time Kubernetes gives up a node, the silence of its
-members is known and `lostAfter` (docs/policies.md) has passed. 600 and more are polled once a minute, because each read
-opens a connection.
+members is known and `lostAfter` (docs/policies.md) has passed. 600 and more pods are polled once a minute, because each
+read opens a connection.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Watches members' reports by long polls: all members that the planner names, or else one for brokers' notices.
+"""Watches members' reports by long polls: of all members that the planner names, or else of one, for brokers' notices.
 
 The planner names the members whose reports could change the next plan (`Group.members_to_poll`). A broker sends every
 member a notice when a consumer of its group joins or leaves, and reports count these notices. One standing long poll of
@@ -16,22 +16,22 @@ from rota.kube.members.report_client import LONG_POLL_SECONDS, Endpoint, ReportC
 from rota.kube.state.group import Group
 
 STANDING_POLL_SECONDS = 30  # how long a member holds the standing poll without a notice: the most that sidecars allow
-RETRY_SECONDS = 1.0  # before a member that did not respond is polled again
-MAX_STANDING_POLLS = 1000  # of all groups; beyond that, unmanaged consumers are found by the periodic poll alone
+RETRY_SECONDS = 1.0  # pause before a member that did not respond is polled again
+MAX_STANDING_POLLS = 1000  # of all groups; in further groups, only the periodic poll of brokers detects new consumers
 
 
 class WatcherEvents(NamedTuple):
     """The callbacks of a group's watchers."""
 
-    on_report_change: Callable[[], None]  # a changed report may change the plan, or a member became silent
-    on_consumers_change: Callable[[], None]  # a member reports that consumers of the group joined or left
+    on_report_change: Callable[[], None]  # called when a report that may change the plan arrived, or a member is silent
+    on_consumers_change: Callable[[], None]  # called when a member reports that consumers of the group joined or left
 
 
 class ReportWatchers:
     """The long polls of one group's members."""
 
     def __init__(self, group: Group, reports: ReportClient, events: WatcherEvents, poll_limit: AdmissionLimit) -> None:
-        """Start no poll yet; `poll_limit` limits the standing polls of all groups together."""
+        """`poll_limit` limits the standing polls of all groups together. `update_polls` starts the first polls."""
         self._group = group
         self._reports = reports
         self._events = events
@@ -41,7 +41,7 @@ class ReportWatchers:
         self._polls_by_pod: dict[str, asyncio.Task[None]] = {}
 
     def update_polls(self) -> None:
-        """Poll the members that the plan names; without any, keep a standing poll of one for brokers' notices."""
+        """Poll the members that the plan names; if it names none, keep a standing poll of one member."""
         for name in sorted(self._group.members_to_poll):  # sorted: in the same order in every process
             is_polled = name in self._polls_by_pod and not self._polls_by_pod[name].done()
             if not is_polled:
@@ -77,13 +77,13 @@ class ReportWatchers:
             self._standing_poll = _start_poll(standing, partial(self._poll_for_notices, standing))
 
     def _end_standing_poll(self) -> None:
-        """Cancel the standing poll. Members that the plan names have shorter polls, which detect silence sooner."""
+        """Cancel the standing poll. The members that a plan names have shorter polls, which detect silence sooner."""
         if self._standing_poll:
             self._standing_poll.cancel()
         self._standing_member = self._standing_poll = None
 
     def _choose_standing_member(self) -> str | None:
-        """Return the member that reports brokers' notices; keep the present one as long as it can."""
+        """Return the member to poll for brokers' notices, or None; keep the present one while it can report them."""
         # Brokers do not notify Broadcasting members.
         if self._group.members_to_poll or self._group.stored_assignment.is_broadcasting:
             return None
@@ -110,7 +110,7 @@ class ReportWatchers:
                 await self._poll_member(name, STANDING_POLL_SECONDS, partial(self._is_standing, name))
 
     async def _poll_member(self, name: str, seconds: int, is_wanted: Callable[[], bool]) -> None:
-        """Read a member's report at once, then by long polls, as long as that is wanted and the pod exists."""
+        """Read a member's report at once, then by long polls, as long as `is_wanted()` and the pod exists."""
         revision: int | None = None  # of the last report; None: read the next one at once
         loop = asyncio.get_running_loop()
         while is_wanted() and (pod_state := self._group.pods.get(name)):

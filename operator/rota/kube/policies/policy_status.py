@@ -60,7 +60,7 @@ def _find_mistake(policy: CustomResource) -> str:
 
 
 def _transition_time(status: Mapping[str, Any], kind: str, value: str) -> str | None:
-    """Return since when the published condition has this status; None if it has another one."""
+    """Return since when the published condition has this status; None if it has another status, or does not exist."""
     for condition in _published_conditions(status):
         if (condition.get("type"), condition.get("status")) == (kind, value):
             since = condition.get("lastTransitionTime")
@@ -69,7 +69,7 @@ def _transition_time(status: Mapping[str, Any], kind: str, value: str) -> str | 
 
 
 def is_published(policy: CustomResource, status: Mapping[str, Any]) -> bool:
-    """Whether a policy has this status; conditions of further types belong to other controllers."""
+    """Whether a policy's published status is this one, apart from conditions that other controllers have added."""
     types = {condition["type"] for condition in status["conditions"]}
     conditions = [entry for entry in _published_conditions(policy.status) if entry.get("type") in types]
     return {**policy.status, "conditions": conditions} == status
@@ -106,7 +106,7 @@ class PolicyStatusWriter:
                 await self.write_due()
 
     async def write_due(self) -> None:
-        """Write each status that is not published. After a failure, the rest wait for the next run."""
+        """Write each status that differs from the published one. After a failure, the others wait for the next run."""
         groups = self._groups_by_policy()
         async for key, policy in yield_periodically(list(self._policies.items())):
             status = policy_status(policy, groups.get(key, ()), time())
@@ -123,7 +123,7 @@ class PolicyStatusWriter:
             await self._api.apply(object_path(POLICIES, namespace, name, "status"), body, CustomResource)
         except (ApiError, NoResponseError) as error:
             has_changed = isinstance(error, ApiError) and (error.is_conflict or error.is_not_found)
-            if has_changed:  # changed or deleted: the watch reports that, and the next run writes the status
+            if has_changed:  # the watch reports the changed or deleted policy, and the next run writes its status
                 return True
             if not self._is_failing:
                 _log.warning("The status of RebalancePolicy %s/%s could not be written: %s", namespace, name, error)
