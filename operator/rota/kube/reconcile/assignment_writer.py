@@ -1,8 +1,9 @@
 """Writer of a group's assignment to its ConfigMap; it also resolves writes without a response.
 
-A plan is followed up after its write: its pods are poked, its status, Events and journal records are published. None of
-this may happen for a document that was not stored. If a response is lost, only the ConfigMap shows whether the document
-was stored. The operator reads it again, and then follows up the plan with the stored document.
+The *document* is the assignment as JSON, in the ConfigMap. A plan is *followed up* after its document was stored: its
+pods are poked, its status, Events and journal records are published. If the response to the write is lost, only the
+ConfigMap shows whether the document was stored: the operator reads it again, and follows up the plan with the stored
+document.
 """
 
 from collections import deque
@@ -17,12 +18,12 @@ from rota.kube.state.group import Group
 from rota.kube.workload.deployment_manifest import MANAGED_BY_LABELS, owner_reference
 from rota.planner import Plan
 
-REJECTED_STATUSES = frozenset({400, 403, 413, 422})  # rejected by schema, RBAC, quota or webhook: a user must fix it
-MAX_PENDING_PLANS = 5  # plans of writes without response in a row; the ConfigMap confirms one of them at most
+REJECTED_STATUSES = frozenset({400, 403, 413, 422})  # because of schema, RBAC, quota or a webhook: a user must fix it
+MAX_PENDING_PLANS = 5  # remembered plans of writes without a response; the ConfigMap confirms at most one of them
 
 
 class PendingPlan(NamedTuple):
-    """A plan that is still to be written and followed up, and the seconds that planning took."""
+    """A plan whose document is still to be stored or confirmed, and the seconds that planning took."""
 
     plan: Plan
     planning_seconds: float
@@ -51,12 +52,13 @@ class AssignmentWriter:
             raise
         self._pending.clear()
         if written.metadata.version_number < self._group.assignment.deleted_at:
-            self._group.assignment.is_outdated = True  # it was deleted before the response arrived
+            # The ConfigMap was deleted after this write, and the watch was faster than the response: read it again.
+            self._group.assignment.is_outdated = True
         else:
             self._group.set_assignment(written)
 
     def take_confirmed(self) -> PendingPlan | None:
-        """Return the remembered plan with the stored document, once; None if no such plan exists."""
+        """Return the remembered plan that has the stored document, and forget all; None if no plan has it."""
         document = self._group.stored_assignment.document
         confirmed = next((pending for pending in self._pending if pending.plan.document == document), None)
         if confirmed:
@@ -64,7 +66,7 @@ class AssignmentWriter:
         return confirmed
 
     def forget_pending(self) -> None:
-        """Forget remembered plans: the leader in between has followed up the assignment as it is stored."""
+        """Forget remembered plans at a change of leadership: another leader follows up what is stored then."""
         self._pending.clear()
 
 
@@ -84,7 +86,7 @@ async def write_document(api: Api, group: Group, plan: Plan) -> ConfigMap:
 
 def build_config_map(group: Group, data: Mapping[str, str | bytes]) -> dict[str, Any]:
     """Return the ConfigMap that holds a document."""
-    assert group.body is not None  # noqa: S101 - only existing groups are planned
+    assert group.body is not None  # noqa: S101 - only groups with a ConsumerGroup are planned
     metadata: dict[str, Any] = {
         "name": assignment_name(group.name),
         "namespace": group.namespace,

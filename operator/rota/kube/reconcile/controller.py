@@ -1,4 +1,8 @@
-"""The controller: decides when each group is reconciled, and lets it be written only while this operator leads."""
+"""The controller: decides when each group is reconciled, and permits writes only while this operator leads.
+
+A group is *observed* once its assignment, brokers and members were read since this operator began to lead. Nothing is
+planned for a group before.
+"""
 
 import asyncio
 import logging
@@ -24,9 +28,9 @@ from rota.kube.state.stored_assignment import AssignmentLimits
 from rota.kube.workload.deployments import Deployments
 from rota.logs import group_fields
 
-COALESCE_SECONDS = 0.02  # so that changes in quick succession cause one reconcile
-CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between requests for a group's consumers that brokers' notices cause
-STALL_CHECK_SECONDS = 0.5  # between two looks for a stall
+COALESCE_SECONDS = 0.02  # delay of a reconcile, so that changes in quick succession cause only one
+CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between two polls of a group's consumers that brokers' notices cause
+STALL_CHECK_SECONDS = 0.5  # between two checks whether this process was stalled (its event loop did not run)
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +46,7 @@ class WorkQueue:
     def enqueue(self, key: ObjectKey, seconds: float = COALESCE_SECONDS) -> None:
         """Reconcile a group after `seconds`; of several calls the earliest time counts.
 
-        All calls during a reconcile cause one more. A standby enqueues nothing.
+        All calls during a reconcile of the group cause one more. An operator that does not lead enqueues nothing.
         """
         queued = self.groups.get(key)
         if queued is None or not self._controller.is_leading or queued.group.body is None or seconds == inf:
@@ -65,15 +69,15 @@ class WorkQueue:
         self._tasks.start(self._reconcile(key, queued), f"group {queued.group.namespaced_name}")
 
     async def _reconcile(self, key: ObjectKey, queued: QueuedGroup) -> None:
-        """Reconcile a group, and enqueue it again: when its plan asks for it, or to retry after a failure."""
-        queued.failures += 1  # of reconciles in a row, if this one fails, too; reset below after a success
+        """Reconcile a group, and enqueue it again: for the time that its plan names, or to retry after a failure."""
+        queued.failures += 1  # counted in advance: reset below after a success
         delay = retry_pause(queued.failures)
         try:
             delay = await self._controller.reconcile(queued)
             queued.failures = 0
         except ConflictError:
             if queued.failures == 1:
-                delay = 0.0  # another client has written: the next reconcile reads that
+                delay = 0.0  # another client has written the object: the next reconcile reads it
         except (ApiError, NoResponseError) as error:
             _log.warning("Reconcile failed; retrying: %s", error, extra=group_fields(*key, seconds=delay))
         except Exception:  # noqa: BLE001 - affects one group; the others continue
@@ -104,9 +108,9 @@ class Controller:
         self.deployments = deployments
         self.wall_time = wall_time
         self.specs = GroupSpecs(registry)
-        self._is_observing = False  # True from the begin of leading until every group was observed once; for the log
+        self._is_observing = False  # whether this operator leads, and has not logged yet that every group was observed
         self._stall_detector = StallDetector(0.0)  # replaced when this operator begins to lead
-        self._stall_timer: asyncio.TimerHandle | None = None  # while this operator leads
+        self._stall_timer: asyncio.TimerHandle | None = None  # None while this operator does not lead
         self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
         self._tasks = BackgroundTasks()
         self._publisher_resources = PublisherResources(api, deployments, self.specs, self._tasks)
@@ -133,11 +137,11 @@ class Controller:
         return self.reconciler.is_leading
 
     async def reconcile(self, queued: QueuedGroup) -> float:
-        """Observe and reconcile a group; return after how many seconds to repeat that if nothing changes."""
+        """Observe and reconcile a group; return after how many seconds to reconcile it again if nothing changes."""
         group = queued.group
         await self._state_reader.refresh_state(group)
         await self.deployments.ensure_key(group)
-        self.check_stall()  # after a stall, this task may continue before the timer that looks for stalls
+        self.check_stall()  # after a stall, this task may continue before the timer that checks for stalls
         if not group.was_observed:  # leadership has changed, the group was recreated, or this process was stalled
             return 0.0
         self._note_observed()
@@ -163,7 +167,7 @@ class Controller:
             await self._registry.poll_consumers(key)
 
     def mark_deleted(self, queued: QueuedGroup) -> None:
-        """Handle the deletion of a group's ConsumerGroup: its pods and its ConfigMap are not managed any more."""
+        """Handle the deletion of a ConsumerGroup: the group's pods and its ConfigMap are not managed any more."""
         key = (queued.group.namespace, queued.group.name)
         queued.stop()
         self._registry.forget(key)
@@ -183,7 +187,7 @@ class Controller:
         self.reconciler.is_leading = is_leading
         self._is_observing = is_leading
         self._registry.set_leading(is_leading=is_leading)
-        for queued in self._handovers_first():
+        for queued in self._sort_handovers_first():
             queued.group.reset_observations()
             queued.writer.forget_pending()
             if is_leading:
@@ -197,23 +201,24 @@ class Controller:
             self._stall_detector = StallDetector(loop_time())
             self._look_for_stall()
 
-    def _handovers_first(self) -> list[QueuedGroup]:
+    def _sort_handovers_first(self) -> list[QueuedGroup]:
+        """Return the groups, those in a handover (not at rest) first."""
         return sorted(self.queue.groups.values(), key=lambda queued: queued.group.is_at_rest)  # False sorts first
 
     def _look_for_stall(self) -> None:
-        """Look for a stall periodically. A timer does it: after a stall it is overdue, and runs before most tasks."""
+        """Check for a stall periodically, by a timer: after a stall it is overdue, and runs before most tasks."""
         self.check_stall()
         self._stall_timer = asyncio.get_running_loop().call_later(STALL_CHECK_SECONDS, self._look_for_stall)
 
     def check_stall(self) -> None:
         """After a stall of this process, observe all groups again: no member was polled during the stall.
 
-        Otherwise a response that was missing before the stall would count as silence until its end: a lost member.
+        Otherwise a member that did not respond right before the stall would count as silent for all of it, and as lost.
         """
         stalled_seconds = self._stall_detector.observe(loop_time())
         if self.is_leading and stalled_seconds:
             _log.warning("The operator was stalled for %.1f s; it observes all groups again", stalled_seconds)
-            for queued in self._handovers_first():
+            for queued in self._sort_handovers_first():
                 queued.group.reset_observations()
                 self.queue.enqueue((queued.group.namespace, queued.group.name))
 

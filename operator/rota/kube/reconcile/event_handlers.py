@@ -1,11 +1,14 @@
-"""Handlers of watch events, one class a kind: they update the state of the groups concerned, and enqueue these.
+"""Handlers of watch events, one class a kind: they update the state of the groups concerned, and enqueue the groups.
 
 `kube/informers.py` gives the handlers of each kind to its informer, which calls them; kopf calls those of groups and
 policies, too (`kube/client/kopf_watch.py`).
 
-`expected` returns the objects that exist as far as the operator knows, though the informer's cache may lack them: only
-kopf has reported them, or this operator wrote them. After each list, the informer reports those that the list lacks as
-deleted.
+`expected` returns the objects that exist as far as the operator knows. Some of them may not be in the informer's cache:
+kopf reported them, or this operator wrote them. After each list, the informer calls `on_delete` for every expected
+object that the list lacks.
+
+`on_group_changed` publishes a change to the page, and drops the counters of a deleted group. It is called here because
+no reconcile follows, and publishes, on an operator that does not lead or after a deletion.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,12 +30,12 @@ class GroupHandlers:
     def on_upsert(self, body: CustomResource) -> None:
         """Handle an added or changed ConsumerGroup."""
         self._update(body)
-        self._on_group_changed(body.metadata.key)  # on a standby, no reconcile would report it
+        self._on_group_changed(body.metadata.key)
 
     def on_delete(self, body: CustomResource) -> None:
         """Handle a deleted ConsumerGroup."""
         self._mark_deleted(body)
-        self._on_group_changed(body.metadata.key)  # no reconcile follows
+        self._on_group_changed(body.metadata.key)
 
     def expected(self) -> list[CustomResource]:
         """Return the ConsumerGroups that exist as far as the operator knows."""
@@ -52,7 +55,7 @@ class GroupHandlers:
             self._controller.queue.enqueue(key)
 
     def _mark_deleted(self, body: CustomResource) -> None:
-        """Mark a group as deleted, unless its ConsumerGroup was recreated: that one has another uid."""
+        """Mark a group as deleted, unless its ConsumerGroup was recreated and has another uid now."""
         queued = self._controller.queue.groups.get(body.metadata.key)
         if queued and queued.group.body and queued.group.body.metadata.uid == body.metadata.uid:
             self._controller.mark_deleted(queued)
@@ -71,7 +74,7 @@ class PolicyHandlers:
         if _is_older(body, previous):
             return
         self._policies[body.metadata.key] = body
-        if not body.has_same_spec(previous):  # otherwise only its metadata or status changed, or nothing
+        if not body.has_same_spec(previous):  # metadata and status concern no group
             self._enqueue_groups(body)
 
     def on_delete(self, body: CustomResource) -> None:
@@ -110,14 +113,14 @@ class PodHandlers:
 
     def on_upsert(self, pod: Pod) -> None:
         """Handle an added or changed pod."""
-        keys = self._groups_of(pod)  # before the next line: also the group of the previous label
+        keys = self._groups_of(pod)  # called before the label is replaced, as it reads the previous one
         self._last_labels[pod.metadata.uid] = pod.labelled_group
         for key in keys:
             queued = self._controller.get_or_add(key)
             state = queued.group.pods.get(pod.metadata.name)
             previous = state.pod if state else None
             queued.group.pods.upsert(pod, loop_time())
-            if previous is None or previous.planning_fields != pod.planning_fields:  # readiness is among these
+            if previous is None or previous.planning_fields != pod.planning_fields:  # including readiness
                 if previous and previous.ready and not pod.ready:
                     # The member may hang: a poll that it holds would hide its silence. The reconcile starts a new poll.
                     queued.watchers.cancel_polls(pod.metadata.name)
@@ -168,7 +171,7 @@ class AssignmentHandlers:
             group.set_assignment(config_map)
             if group.stored_assignment is not previous:
                 self._controller.queue.enqueue(key)
-        self._on_group_changed(key)  # on a standby, no reconcile would report it
+        self._on_group_changed(key)
 
     def on_delete(self, config_map: ConfigMap) -> None:
         """Handle a deleted assignment, unless it was recreated."""

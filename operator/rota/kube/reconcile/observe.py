@@ -1,4 +1,8 @@
-"""Reads the state of groups that no watch reports, and refetches known state when it may be wrong."""
+"""Reads the state of groups that no watch reports, and refetches known state when it may be wrong.
+
+That state is: routes and consumers at the brokers, members' reports, pods that left the watch, and labels of nodes. The
+planner asks for a refetch when the stored assignment is missing or damaged.
+"""
 
 import asyncio
 from collections import OrderedDict
@@ -18,8 +22,10 @@ from rota.model import Holder, Reason
 from rota.spec.names import is_dns_subdomain
 
 MAX_CONCURRENT_POLLS = 8  # groups that a new leader polls concurrently: more would only delay each other
-MAX_SILENCE_SECONDS = 5.0  # a sidecar under load may take this long to respond
-POLL_SLOT_SECONDS = 1.0  # a group with unresponsive brokers or members delays no other for longer
+MAX_SILENCE_SECONDS = (
+    5.0  # after which a silent deleted pod counts as ended; a sidecar under load may be silent so long
+)
+POLL_SLOT_SECONDS = 1.0  # a group with unresponsive brokers or members delays other groups for at most so long
 
 
 class PriorityLimiter:
@@ -59,7 +65,7 @@ class PriorityLimiter:
         """Pass the slot on to the next waiting group; without one, the slot is free."""
         while self._waiting:
             _, turn = self._waiting.popitem(last=False)
-            if not turn.done():
+            if not turn.done():  # done: the waiting task was cancelled
                 turn.set_result(None)
                 return
         self._free_slots += 1
@@ -85,7 +91,8 @@ class GroupStateReader:
         """
         if not group.was_observed:
             resets_before = group.observation_resets
-            if not group.stored_assignment.resource_version:  # a ConfigMap that came before its group may not be kept
+            # The event of a ConfigMap that arrived before its ConsumerGroup may not have been kept.
+            if not group.stored_assignment.resource_version:
                 await self._read_assignment(group)
             await self._read_unwatched_pods(group)  # so that no ended member is polled
             await self._poll_in_slot(group)
@@ -93,9 +100,9 @@ class GroupStateReader:
         if group.assignment.is_outdated or not group.stored_assignment.is_writable:
             await self._read_assignment(group)
         await self._read_unwatched_pods(group)
-        if group.pods.surplus and group.pods.has_capacity:  # members have ended, so surplus pods can replace them
+        if group.pods.surplus and group.pods.has_capacity:  # pods above the limit can replace members that have ended
             await self._list_pods(group)
-        await self.topology.load_nodes(group)  # their labels may name the machine rooms of pods
+        await self.topology.load_nodes(group)  # the labels of nodes may name the machine rooms of pods
         group.forget_deleted_pods()
 
     async def refetch_state(self, group: Group) -> None:
@@ -143,10 +150,10 @@ class GroupStateReader:
         group.set_assignment(await read_if_exists(self._api, path, ConfigMap))
 
     async def _read_unwatched_pods(self, group: Group) -> None:
-        """Read each pod that no watch reports, to learn whether it still exists; poll the deleted ones."""
+        """Read each pod that no watch reports, to learn whether it still exists; poll the deleted pods."""
         holders = sorted(group.pods.unwatched)
         pods = await asyncio.gather(*(self._read_pod(group.namespace, holder.name) for holder in holders))
-        deleted: dict[Holder, Pod | None] = {}  # with the pod that has the name now
+        deleted: dict[Holder, Pod | None] = {}  # each with the pod that has its name now; None: no pod has it
         for holder, pod in zip(holders, pods, strict=True):
             if pod and pod.metadata.uid == holder.uid:
                 group.pods.apply_read(holder, pod, loop_time())  # at once: after an await, a watch event may be newer
@@ -161,10 +168,14 @@ class GroupStateReader:
     async def _poll_deleted(self, group: Group, holder: Holder) -> bool:
         """Poll the sidecar of a deleted pod, as no object shows whether it has ended; return whether it may still run.
 
-        It has ended at once if it reports that it is drained, or if its address refuses connections or belongs to
-        another server (`read_if_present` then returns None). Silence alone is no proof: without an authenticated
-        response, it counts as ended only after MAX_SILENCE_SECONDS, which is what the user asserts by deleting a pod by
-        force. Until then its reports are recorded, it is asked to drain, and no other member gets its queues.
+        The sidecar counts as ended in these cases:
+
+        - It reports that it is drained.
+        - Its address refuses connections or belongs to another server (`read_if_present` returns None).
+        - It has sent no authenticated response for MAX_SILENCE_SECONDS. This proves nothing, but users assert that a
+          pod has ended when they delete it by force.
+
+        Until then its reports are recorded, it is asked to drain, and no other member gets its queues.
         """
         state = group.pods.find_possibly_running(holder)
         if state is None or not state.pod.status.pod_ip:
@@ -177,7 +188,7 @@ class GroupStateReader:
         if response.report or is_too_large:
             state.unauthenticated_since = None
         else:
-            # Responses may be missing and unauthenticated by turns: the first one of either kind counts.
+            # Silence and unauthenticated responses may take turns: the time since the first of either counts.
             unauthenticated_since = state.unauthenticated_since or response.silent_since
             unreachable_since = state.unreachable_since or response.silent_since
             state.unauthenticated_since = min(unauthenticated_since, unreachable_since)
@@ -186,7 +197,7 @@ class GroupStateReader:
         state.observe_force_deleted(response.report, loop_time(), response.silent_since, response.ignored_reason)
         group.pods.missing.add(holder)  # so that the next reconcile polls it again
         if is_too_large or (response.report and not response.report.final):
-            self._drain_requests.start(self._reports.drain(member))  # it responds only when the drain is done
+            self._drain_requests.start(self._reports.drain(member))  # not awaited: the sidecar responds after the drain
         return True
 
     async def _read_pod(self, namespace: str, name: str) -> Pod | None:

@@ -8,9 +8,9 @@ from rota.kube.client.api import NoResponseError
 from rota.planner import Plan, Snapshot, plan
 from rota.spec import PolicySpec
 
-MAX_CUSTOM_STRATEGIES = 4  # concurrent custom strategies
-CUSTOM_STRATEGY_SECONDS = 10.0  # time limit of each
-LARGE_PLAN_ITEMS = 2000  # queues and pods: a plan for more takes longer than ten milliseconds
+MAX_CUSTOM_STRATEGIES = 4  # custom strategies that run concurrently
+CUSTOM_STRATEGY_SECONDS = 10.0  # time limit of one run
+LARGE_PLAN_ITEMS = 2000  # number of queues and pods above which a plan takes longer than ten milliseconds
 
 
 class _RequestedPlan(NamedTuple):
@@ -25,7 +25,7 @@ class PlanRunner:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(MAX_CUSTOM_STRATEGIES, thread_name_prefix="custom")
-        self._requested_plans: dict[str, _RequestedPlan] = {}  # the last one of each group
+        self._requested_plans: dict[str, _RequestedPlan] = {}  # by group: the last plan from a custom strategy
 
     def close(self) -> None:
         """Stop planning; a custom strategy that hangs is abandoned."""
@@ -39,7 +39,7 @@ class PlanRunner:
     async def plan(self, snapshot: Snapshot, now: float) -> Plan:
         """Return the plan; raise NoResponseError if a custom strategy has not returned in time.
 
-        Until it has returned, further calls raise at once: repeated runs would take all threads.
+        While the strategy still runs, further calls raise at once: repeated runs would use up all threads.
         """
         if snapshot.policy and snapshot.policy.strategy == "Custom":
             return await self._plan_custom(snapshot, snapshot.policy, now)
@@ -50,7 +50,7 @@ class PlanRunner:
         return plan(snapshot, now)
 
     async def _plan_custom(self, snapshot: Snapshot, policy: PolicySpec, now: float) -> Plan:
-        """Run the strategy, unless a run for the same policy is not over yet; a plan that came late is not used."""
+        """Run the strategy, unless a run for the same policy is still under way; a plan that comes late is not used."""
         request = self._requested_plans.get(snapshot.group)
         if request is None or request.policy != policy or request.future.done():
             self.discard_request(snapshot.group)

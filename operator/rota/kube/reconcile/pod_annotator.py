@@ -1,6 +1,9 @@
-"""Annotations of a group's pods, which follow a stored assignment: pokes and deletion costs.
+"""Annotations of a group's pods, written after its assignment was stored: pokes and deletion costs.
 
-Each write names the uid of its pod, so that the API server rejects a write for a recreated one.
+A poke makes the kubelet update the pod's mounted ConfigMap at once. The deletion cost is the member's number of queues:
+a Deployment that is scaled down ends the pods with the lowest costs first.
+
+Each write names the uid of its pod, so that the API server rejects a write for a recreated pod.
 """
 
 import asyncio
@@ -21,12 +24,12 @@ from rota.model import Poke
 from rota.planner import Plan
 
 MAX_CONCURRENT_ANNOTATIONS = 20  # concurrent annotation writes of one group
-# Limits of pokes for changed settings only, for all groups together. They are not urgent, as kubelets show changed
-# settings within a minute anyway, and must leave capacity of the API server to handovers.
+# Limits of pokes for changed settings only, for all groups together. Such pokes are not urgent, as kubelets update the
+# mounted settings within a minute anyway, and must leave capacity of the API server to handovers.
 SETTINGS_POKES_PER_SECOND = 100.0
 SETTINGS_POKES_BURST = 100
-REPEATED_POKES_PER_SECOND = 10.0  # a limit of its own: pods that never obey must not use up that of first pokes
-SETTINGS_RETRY_SECONDS = 5.0  # until a group with postponed pokes is reconciled again; there may be 1,000
+REPEATED_POKES_PER_SECOND = 10.0  # a separate limit: pods that never obey must not use up the limit of first pokes
+SETTINGS_RETRY_SECONDS = 5.0  # until a group with postponed pokes is reconciled again: there may be 1,000 such groups
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class PodAnnotator:
         return AnnotationResult(writes, SETTINGS_RETRY_SECONDS if has_postponed else math.inf)
 
     def _take_allowed_pokes(self, plan: Plan) -> Mapping[str, Poke]:
-        """Return the pokes to send now. Those for settings only are rate-limited: 1,000 groups may share a policy."""
+        """Return the pokes to send now. Pokes for settings only are rate-limited: 1,000 groups may share a policy."""
         first = sorted(name for name in plan.settings_only_pokes if plan.pokes[name].attempts == 1)
         repeated = sorted(plan.settings_only_pokes.difference(first))
         first_allowed = self._first_pokes.take(len(first), loop_time())
@@ -89,9 +92,8 @@ class PodAnnotator:
 async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is_settled: bool) -> int:
     """Annotate pods with pokes and deletion costs; return the number of successful writes.
 
-    A changed annotation makes the kubelet sync the mounted ConfigMap. Deletion costs make a shrinking Deployment end
-    members with the fewest queues first; they are written along with pokes, and alone only if the group is settled: no
-    member's report could change the next plan.
+    Deletion costs are written along with pokes. They are written alone only if the group is settled (no member's report
+    could change the next plan), because they would change again with the next assignment.
     """
     slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
     shares = group.stored_assignment.shares
@@ -102,7 +104,7 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
     def has_outdated_cost(state: PodState) -> bool:
         return state.is_staying and state.pod.deletion_cost != cost(state)
 
-    names = dict.fromkeys(pokes)  # each pod once
+    names = dict.fromkeys(pokes)  # the pods to annotate, each once, in order
     if is_settled:
         names |= dict.fromkeys(name for name, state in group.pods.items() if has_outdated_cost(state))
 
@@ -118,7 +120,7 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
                 await api.merge_patch(object_path("pods", group.namespace, name), body, PartialObjectMetadata)
         except (ApiError, NoResponseError) as error:
             has_ended = isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
-            if not has_ended:  # the watch reports an ended pod
+            if not has_ended:  # an ended pod needs no warning: the watch reports it
                 fields = group_fields(group.namespace, group.name, member=name)
                 _log.warning("A pod could not be annotated: %s", error, extra=fields)
             return False

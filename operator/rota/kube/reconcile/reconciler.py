@@ -1,8 +1,8 @@
 """One reconcile of an observed group: plan, write the assignment, annotate its pods, publish its status.
 
-A reconcile depends on the current state only, never on the change that caused it. It raises if the API server fails;
-the work queue then repeats it. If the planner finds the assignment missing or damaged, everything is refetched once, to
-be sure, and planned again.
+A reconcile depends on the current state only, never on the change that caused it. If the API server fails, a reconcile
+raises the error, and the work queue repeats it. If the planner finds the assignment missing or damaged, the state of the
+group is refetched once, to be sure, and planned again.
 """
 
 import asyncio
@@ -78,15 +78,15 @@ class Reconciler:
         self._wall_time = wall_time
         self.plan_runner = PlanRunner()
         self.is_leading = False  # whether this operator may write
-        # kube/observers.py:Observers.on_reconciled, set in kube/operator.py:_build
+        # Called after each reconcile; set in kube/operator.py:_build to kube/observers.py:Observers.on_reconciled.
         self.on_reconciled: Callable[[ReconcileResult], None] = lambda _: None
 
     async def reconcile(self, queued: QueuedGroup) -> float:
         """Reconcile a group once; return after how many seconds to reconcile it again if nothing changes."""
         group = queued.group
         self._start_unlocks(group)
-        # If a write that got no response was stored after all, follow up its plan before the next one is made: the next
-        # plan starts from the stored document, so it has neither the Events nor the journal records of this change.
+        # If a write that got no response was stored after all, follow up its plan before the next plan is made: that
+        # starts from the stored document, so it has neither the Events nor the journal records of this change.
         confirmed = queued.writer.take_confirmed()
         if confirmed:
             await self._follow_up(queued, confirmed, is_written=True)
@@ -125,7 +125,7 @@ class Reconciler:
         return group.snapshot(loop_time(), broker, rooms, status_lag(group, broker, lag), weights)
 
     def _start_unlocks(self, group: Group) -> None:
-        """Start to release the locks that ended members of an Orderly group hold at the brokers."""
+        """Release, in the background, the locks that ended members of an Orderly group hold at the brokers."""
         spec = group.resolved_spec.spec
         if spec and spec.is_orderly:
             for client, queues in group.client_ids.take_locks_to_release():
@@ -142,7 +142,7 @@ class Reconciler:
         return PendingPlan(new_plan, loop_time() - started_at)
 
     async def _write_assignment(self, queued: QueuedGroup, pending: PendingPlan) -> None:
-        """Write the assignment; if the API server rejects it, publish only that."""
+        """Write the assignment; if the API server rejects the write, publish this problem, and nothing of the plan."""
         try:
             await queued.writer.write(pending)
         except ApiError as error:
@@ -154,7 +154,7 @@ class Reconciler:
             raise
 
     async def _publish_problem(self, queued: QueuedGroup, problem: Finding) -> None:
-        """Publish a problem that prevented a plan or its write; assignment and Deployment stay, due pokes are sent."""
+        """Publish a problem that prevented a plan or its write, and send due pokes; assignment and Deployment stay."""
         group = queued.group
         uid = group.uid
         if self.is_leading and uid:
@@ -165,7 +165,10 @@ class Reconciler:
                 queued.publisher.publish(new_plan, with_deployment=False)
 
     async def _follow_up(self, queued: QueuedGroup, pending: PendingPlan, *, is_written: bool) -> float:
-        """Do what follows from a plan whose assignment is stored; return the seconds until postponed pokes are due."""
+        """Poke pods, and publish status, Events and journal records of a plan whose assignment is stored.
+
+        Return the seconds until postponed pokes are due.
+        """
         group = queued.group
         uid = group.uid
         new_plan = pending.plan

@@ -1,7 +1,7 @@
 """Publisher of a group's status and Events, which also maintains its Deployment.
 
-Both run concurrently with reconciles and with each other, so a slow API server or a hanging webhook delays no handover.
-The newest status and all Events that arrive during a write are written right after it.
+Both tasks run concurrently with reconciles and with each other, so a slow API server or a hanging webhook delays no
+handover. The newest status and all Events that arrive during a write are written right after it.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from rota.model import Finding, Reason
 from rota.planner import Event, Plan
 from rota.timestamps import format_time
 
-MAX_QUEUED_EVENTS = 50  # that wait to be written; older ones are dropped: only users read them
+MAX_QUEUED_EVENTS = 50  # waiting Events of a group; older Events are dropped, as no controller reads them
 MAX_CONCURRENT_WRITES = 15  # of statuses and Events, and as many of Deployments: leaves capacity for assignments
 
 _log = logging.getLogger(__name__)
 
 
 class PublisherResources:
-    """What the publishers of all groups share."""
+    """The collaborators and limits that the publishers of all groups have in common."""
 
     def __init__(self, api: Api, deployments: Deployments, specs: GroupSpecs, tasks: BackgroundTasks) -> None:
         self.api = api
@@ -48,7 +48,7 @@ class PublisherResources:
 
 
 class CoalescingTask:
-    """Runs a coroutine function once at a time, and once more if that was requested during the run."""
+    """Runs a coroutine function at most once at a time, and once more if a run was requested meanwhile."""
 
     def __init__(self, tasks: BackgroundTasks) -> None:
         self._tasks = tasks
@@ -97,7 +97,7 @@ class StatusPublisher:
         self._status_task = CoalescingTask(resources.tasks)
         self._deployment_task = CoalescingTask(resources.tasks)
         self._failures: Counter[_Step] = Counter()
-        self._write_counts = _zero_writes()
+        self._write_counts = _start_counts()
 
     def publish(self, plan: Plan, *, with_deployment: bool) -> None:
         """Publish a plan's status and Events, and update the Deployment, too, if `with_deployment`."""
@@ -118,9 +118,9 @@ class StatusPublisher:
         self._failures.clear()
 
     def take_write_counts(self) -> Counter[str]:
-        """Return the writes since the last call, by kind; the reconciler adds those of ConfigMap and pokes."""
+        """Return the writes since the last call, by kind, and reset them; the reconciler adds ConfigMap and pokes."""
         counts = self._write_counts
-        self._write_counts = _zero_writes()
+        self._write_counts = _start_counts()
         return counts
 
     async def _write_queued(self) -> None:
@@ -135,7 +135,7 @@ class StatusPublisher:
                     if self._queued_events:
                         await _record_event(self._api, self._group, self._queued_events.popleft())
                         self._write_counts["event"] += 1
-        except Exception as error:  # noqa: BLE001 - affects one group; the status is written again
+        except Exception as error:  # noqa: BLE001 - affects one group; the next reconcile writes the status again
             self._retry_later(_Step.PUBLISH, error)
         else:
             self._failures[_Step.PUBLISH] = 0
@@ -170,19 +170,19 @@ class StatusPublisher:
         try:
             async with self._resources.deployment_slots:
                 writes = await self._resources.deployments.sync(self._group)
-        except Exception as error:  # noqa: BLE001 - affects one group; the Deployment is updated again
+        except Exception as error:  # noqa: BLE001 - affects one group; the next reconcile updates the Deployment
             self._retry_later(_Step.DEPLOYMENT, error)
             return
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
-            self._requeue_after(REWRITE_SECONDS)  # then the Secret, which may be missing, is written again
+            self._requeue_after(REWRITE_SECONDS)  # the next reconcile writes the Secret again, which may be missing
         self._failures[_Step.DEPLOYMENT] = 0
         problems = self._group.deployment_problems
         if previous_rollout != self._group.rollout:
             self._requeue_after(0.0)
         elif previous_problems != problems:  # the next plan publishes them
-            has_same_reasons = _reasons(previous_problems) == _reasons(problems)
-            # Pause if only a message differs, as it may in each attempt: otherwise attempts would follow without end.
+            has_same_reasons = _reasons_of(previous_problems) == _reasons_of(problems)
+            # Pause if only a message differs: it may differ after each attempt, and attempts would follow without end.
             self._requeue_after(retry_pause(1) if has_same_reasons else 0.0)
 
     def _retry_later(self, step: _Step, error: Exception) -> None:
@@ -203,11 +203,11 @@ class StatusPublisher:
         return retry_pause(self._failures[step])
 
 
-def _reasons(problems: Iterable[Finding]) -> list[Reason]:
+def _reasons_of(problems: Iterable[Finding]) -> list[Reason]:
     return [problem.reason for problem in problems]
 
 
-def _zero_writes() -> Counter[str]:
+def _start_counts() -> Counter[str]:
     return Counter(dict.fromkeys(("configmap", "poke", "status", "event", "deployment"), 0))
 
 
