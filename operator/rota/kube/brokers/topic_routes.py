@@ -40,7 +40,7 @@ class PolledRoute:
         return None if self.queues is None else QueueView(self.queues, now - self.unchanged_since)
 
     def problem(self, *, is_subscribed: bool) -> Finding | None:
-        """Return why the topic has no route; None if it has one.
+        """Return the problem that a user must know if the last poll failed.
 
         The retry topic is not subscribed (`is_subscribed`), and need not exist: only a rejection is reported.
         """

@@ -22,9 +22,8 @@ from rota.model import Holder, Reason
 from rota.spec.names import is_dns_subdomain
 
 MAX_CONCURRENT_POLLS = 8  # groups that a new leader polls concurrently: more would only delay each other
-MAX_SILENCE_SECONDS = (
-    5.0  # after which a silent deleted pod counts as ended; a sidecar under load may be silent so long
-)
+# After which a silent deleted pod counts as ended. A sidecar under load may take this long to respond.
+MAX_SILENCE_SECONDS = 5.0
 POLL_SLOT_SECONDS = 1.0  # a group with unresponsive brokers or members delays other groups for at most so long
 
 

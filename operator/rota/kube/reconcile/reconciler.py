@@ -1,8 +1,8 @@
 """One reconcile of an observed group: plan, write the assignment, annotate its pods, publish its status.
 
 A reconcile depends on the current state only, never on the change that caused it. If the API server fails, a reconcile
-raises the error, and the work queue repeats it. If the planner finds the assignment missing or damaged, the state of the
-group is refetched once, to be sure, and planned again.
+raises the error, and the work queue repeats it. If the planner finds the assignment missing or damaged, the group is
+refetched once, to be sure, and planned again.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""History of a group's offset samples on the queues of one topic and broker; lag, delay and lag state by it.
+"""History of a group's offset samples on the queues of one topic and broker, and the lag computed from them.
 
 Samples are kept in columns, as there may be 100,000 queues. The *end* of a queue is its max_offset.
 """
@@ -183,7 +183,7 @@ class LagHistory:
         if not self._samples:
             return {}
         table = _SampleTable.of(self._samples)
-        caught_up = _caught_up(table)
+        caught_up = _find_caught_up(table)
         others = np.flatnonzero(~caught_up)
         compute = self._compute_each if len(others) < self._vectorize_from else self._compute_vectorized
         computed = compute(others, start_from)  # of the queues that are not caught up, in the order of `_ids`
@@ -226,6 +226,7 @@ class LagHistory:
         table = self._table_of(indexes)
         # Converted to lists at once: one number at a time would take several times as long.
         times = table.at.tolist()
+        # Of each queue, of each sample: min_offset, max_offset, committed offset, has_consumer.
         rows_by_queue = np.stack(table[1:], axis=-1).swapaxes(0, 1).tolist()
         is_known_by_queue = (table.committed[-1] != OFFSET_UNKNOWN).tolist()
         older_count = len(self._older_ends)
@@ -282,7 +283,7 @@ def _known_samples(times: list[float], rows: list[list[int]]) -> list[OffsetSamp
     return samples
 
 
-def _caught_up(table: _SampleTable) -> NDArray[np.bool_]:
+def _find_caught_up(table: _SampleTable) -> NDArray[np.bool_]:
     """Return which queues certainly have no lag and keep up: all of the following holds.
 
     - the newest committed offset is the end of the queue;

@@ -109,7 +109,7 @@ def merge_responses(
             topic_samples: dict[int, QueueSample] = {}
             for number, (min_offset, max_offset) in ranges[topic].items():
                 offset = committed.get(number)
-                # Without an offset from the members it is unknown, from the broker: the group has not committed.
+                # If the members report no offset, it is unknown; if the broker has none, the group never committed.
                 is_known = offset is not None or not interest.broadcasting
                 topic_samples[number] = QueueSample(min_offset, max_offset, offset, is_known)
                 # An offset that is 0 or missing may mean that the group never consumed the queue.

@@ -40,9 +40,7 @@ class GroupLag(NamedTuple):
     queues: Mapping[Queue, QueueLag]
     dead_letters: int | None = None
     sampled_at: float | None = None  # the oldest `LagAtBroker.sampled_at`, in seconds since 1970
-    requested_at: float | None = (
-        None  # the oldest `LagAtBroker.requested_at`, loop's time: for the metric of the lag's age
-    )
+    requested_at: float | None = None  # the oldest `LagAtBroker.requested_at`, from which a metric has the lag's age
     incomplete_topics: frozenset[str] = frozenset()  # their routes have just lost a broker, which may come back
     incoming_rates: Mapping[Queue, float | None] = {}  # messages a second; only if the policy needs weights
 

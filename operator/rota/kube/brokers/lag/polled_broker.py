@@ -15,9 +15,7 @@ from rota.kube.brokers.lag.lag_merge import BrokerLag
 from rota.model import Queue
 
 KEEP_BROKER_SECONDS = 600.0  # how long a broker is kept, with its samples, after a group needed it last
-MAX_KEPT_BROKERS = (
-    1000  # kept brokers that no route lists: a malicious name server may list other brokers in each response
-)
+MAX_KEPT_BROKERS = 1000  # kept brokers that no route lists: a malicious name server may list new brokers each time
 # For one request: its own timeout of 10 s, and the time to look up the broker again.
 REQUEST_TIMEOUT_SECONDS = 15.0
 POLL_DEADLINE_SECONDS = 60.0  # after which a poll sends no more requests; groups left out are first in the next poll

@@ -22,16 +22,15 @@ MAX_OFFSET = 2**63 - 1  # brokers count in Java's longs: a larger or negative nu
 
 
 class _Question(NamedTuple):
-    """What is to be known of a queue before its offset is requested."""
+    """A queue whose offset is to be requested, as its sample and its topic describe it."""
 
     is_empty: bool
-    starts_at: (
-        float | None
-    )  # since when the topic is consumed (seconds since 1970); None unless the group starts at Latest
+    # If the group starts at Latest: since when it consumes the topic, in seconds since 1970; otherwise None.
+    starts_at: float | None
 
 
 class QueueResolver:
-    """Requests such offsets from the brokers of one cluster."""
+    """Requests the offsets on queues that may never have been consumed, from the brokers of one cluster."""
 
     def __init__(self, brokers: Brokers, topic_starts: Callable[[ObjectKey], Mapping[str, float]]) -> None:
         self._brokers = brokers
@@ -69,8 +68,9 @@ class QueueResolver:
         for key, queues in unresolved.items():
             for queue in queues:
                 group_queue = (groups[key].consumer_group, queue)
-                committed = resolved[group_queue].offset if group_queue in resolved else None
-                is_known = group_queue in resolved or questions[group_queue].is_empty  # an empty queue has no lag
+                has_response = group_queue in resolved
+                committed = resolved[group_queue].offset if has_response else None
+                is_known = has_response or questions[group_queue].is_empty  # an empty queue has no lag in any case
                 topic_samples = samples[key][queue.topic]
                 topic_samples[queue.id] = replace(topic_samples[queue.id], committed=committed, is_known=is_known)
 
