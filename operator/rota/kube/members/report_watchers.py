@@ -111,7 +111,7 @@ class ReportWatchers:
 
     async def _poll_member(self, name: str, seconds: int, is_wanted: Callable[[], bool]) -> None:
         """Read a member's report at once, then by long polls, as long as `is_wanted()` and the pod exists."""
-        revision: int | None = None  # of the last report; None: read the next one at once
+        revision: int | None = None  # revision of the last report; None: read the next report at once
         loop = asyncio.get_running_loop()
         while is_wanted() and (pod_state := self._group.pods.get(name)):
             member = Endpoint.from_pod(pod_state.pod, self._group.uid)

@@ -20,7 +20,7 @@ from rota.spec import InvalidSpecError
 from rota.timestamps import format_time
 
 WRITE_INTERVAL_SECONDS = 10.0
-MAX_NAMES = 20  # of groups in a status
+MAX_NAMES = 20  # names of groups in a status
 MAX_MESSAGE_CHARACTERS = 1000  # a message may quote a tenant's text
 
 _log = logging.getLogger(__name__)

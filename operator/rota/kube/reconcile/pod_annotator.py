@@ -85,6 +85,7 @@ class PodAnnotator:
         repeated = sorted(plan.settings_only_pokes.difference(first))
         first_allowed = self._first_pokes.take(len(first), loop_time())
         repeated_allowed = self._repeated_pokes.take(len(repeated), loop_time())
+        # The first pods in alphabetical order are poked; the pokes of the others are postponed.
         postponed = {*first[first_allowed:], *repeated[repeated_allowed:]}
         return {name: poke for name, poke in plan.pokes.items() if name not in postponed}
 
@@ -96,24 +97,24 @@ async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is
     could change the next plan), because they would change again with the next assignment.
     """
     slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
-    shares = group.stored_assignment.shares
+    queues_by_member = group.stored_assignment.shares
 
-    def cost(state: PodState) -> str:
-        return str(len(shares.get(state.pod.holder, ())))
+    def deletion_cost_of(state: PodState) -> str:
+        return str(len(queues_by_member.get(state.pod.holder, ())))
 
     def has_outdated_cost(state: PodState) -> bool:
-        return state.is_staying and state.pod.deletion_cost != cost(state)
+        return state.is_staying and state.pod.deletion_cost != deletion_cost_of(state)
 
     names = dict.fromkeys(pokes)  # the pods to annotate, each once, in order
     if is_settled:
         names |= dict.fromkeys(name for name, state in group.pods.items() if has_outdated_cost(state))
 
     async def annotate(name: str) -> bool:
-        if name not in group.pods:  # it ended while the assignment was written
+        if name not in group.pods:  # the pod ended while the assignment was written
             return False
         state = group.pods[name]
         annotations = {POKE_ANNOTATION: str(pokes[name])} if name in pokes else {}
-        annotations[DELETION_COST_ANNOTATION] = cost(state)
+        annotations[DELETION_COST_ANNOTATION] = deletion_cost_of(state)
         body = {"metadata": {"uid": state.pod.metadata.uid, "annotations": annotations}}
         try:
             async with slots:

@@ -58,8 +58,8 @@ class Login:
         self._origin = URL(self.server).origin()
         self._sessions: WeakSet[aiohttp.ClientSession] = WeakSet()
         self._lock = asyncio.Lock()
-        self._renewal: asyncio.Task[None] | None = None
-        self._forced_renewal: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None  # the last renewal in the background
+        self._forced_renewal: asyncio.Task[None] | None = None  # the last renewal after a 401
         self._renew_after = loop_time() + RENEW_SECONDS  # loop's time of the next renewal in the background
         self._force_after = loop_time()  # a 401 before this loop's time causes no renewal, as one has just been made
         self._failure = ""  # why the last renewal failed; empty if it succeeded
