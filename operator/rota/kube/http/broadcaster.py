@@ -11,14 +11,14 @@ from aiohttp import web
 
 from rota.kube.client.objects import ObjectKey
 
-MAX_STREAMS = 64  # a further stream ends the oldest one; the page of that one reconnects
+MAX_STREAMS = 64  # at the limit, a new stream ends the oldest one, whose page then reconnects
 
 
 class Listener:
     """One stream's subscription to changes, of all groups or of one group."""
 
     def __init__(self, group: ObjectKey | None) -> None:
-        """`group` None: of all groups."""
+        """`group`: the group whose changes the stream gets; None: all groups."""
         self.is_ended = False
         self._group = group
         self._changed_groups: set[ObjectKey] = set()
@@ -26,9 +26,9 @@ class Listener:
 
     def notify(self, groups: tuple[ObjectKey, ...]) -> None:
         """Record changed groups and wake the stream; an empty tuple means that the operator itself changed."""
-        mine = [group for group in groups if self._group in {None, group}]
-        if mine or not groups:
-            self._changed_groups.update(mine)
+        watched = [group for group in groups if self._group is None or group == self._group]
+        if watched or not groups:
+            self._changed_groups.update(watched)
             self._changed.set()
 
     def end(self) -> None:
@@ -37,7 +37,7 @@ class Listener:
         self._changed.set()
 
     async def wait_for_changes(self) -> list[ObjectKey]:
-        """Wait for a change; return the groups that changed since the last call."""
+        """Wait for a change or the stream's end; return the groups that changed since the last call, maybe none."""
         await self._changed.wait()
         self._changed.clear()
         changed = sorted(self._changed_groups)
@@ -50,7 +50,7 @@ class Broadcaster:
 
     def __init__(self) -> None:
         self._listeners: dict[Listener, None] = {}  # the oldest first
-        self.is_closed = False  # each stream looks at it when it is notified
+        self.is_closed = False  # set before the last notification; each stream then ends itself
 
     def publish(self, *groups: ObjectKey) -> None:
         """Publish that these groups changed; without groups, that the operator itself did, such as its leadership."""
@@ -72,6 +72,6 @@ class Broadcaster:
             self._listeners.pop(listener, None)
 
     async def close(self, _: web.Application | None = None) -> None:
-        """Wake all streams, which end themselves as `is_closed` is set; for `on_shutdown` of an application."""
+        """End all streams, as the server shuts down; the signature is that of aiohttp's `on_shutdown` handlers."""
         self.is_closed = True
         self.publish()

@@ -21,15 +21,15 @@ from rota.aio import loop_time
 from rota.http_server import AdmissionLimit, forward_response, release_connection
 
 PAGE_URL_ANNOTATION = "rota.dev/page-url"  # annotation of the Lease: the URL of its holder's page
-# Annotation: SHA-256 of the certificate there; absent without TLS.
+# Annotation of the Lease: SHA-256 of that page's certificate; absent without TLS.
 PAGE_CERTIFICATE_ANNOTATION = "rota.dev/page-certificate"
 RELAYED_HEADER: Final = "Rota-Relayed"  # header of relayed requests, which are not relayed again
 CONNECT_SECONDS = 2.0
 HEAD_SECONDS = 5.0  # deadline for the head of the leader's response
-RETRY_SECONDS = 5.0  # after a failure, during which this replica responds by itself
-MAX_SILENCE_SECONDS = 35.0  # streams have an event or a comment at least every 15 s
+RETRY_SECONDS = 5.0  # after a failed request to the leader; until then this replica responds by itself
+MAX_SILENCE_SECONDS = 35.0  # between two parts of a response; event streams have a part at least every 15 s
 MAX_RELAYED_REQUESTS = 64  # concurrent requests; this replica responds to further ones
-BUFFER_BYTES = 64 * 1024  # of a response whose client reads slowly
+BUFFER_BYTES = 64 * 1024  # read ahead from the leader while the client reads slowly
 RELAYED_PATH_PREFIX = "/v1/"
 RELAYED_CONTENT_TYPES = {"application/json", "text/event-stream"}  # of responses that are relayed
 
@@ -93,8 +93,8 @@ def parse_leader_page(annotations: Mapping[str, str], own_address: str, *, has_t
     own = _parse_address(own_address)
     if address is None or own is None or address.is_loopback is not own.is_loopback:
         return None
-    is_one_machine = not (address.is_unspecified or address.is_link_local or address.is_multicast)
-    return LeaderPage(url.origin(), certificate_digest) if is_one_machine else None
+    names_one_machine = not (address.is_unspecified or address.is_link_local or address.is_multicast)
+    return LeaderPage(url.origin(), certificate_digest) if names_one_machine else None
 
 
 class LeaderRelay:
@@ -105,7 +105,7 @@ class LeaderRelay:
         self._find_leader = find_leader
         self._may_relay = may_relay
         self._admission = AdmissionLimit(MAX_RELAYED_REQUESTS)
-        # The leader that did not respond, and when to retry.
+        # The leader that did not respond, and when to ask it again, on the event loop's clock.
         self._failed_leader: tuple[LeaderPage | None, float] = (None, 0.0)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=MAX_SILENCE_SECONDS),
@@ -167,7 +167,8 @@ class LeaderRelay:
             release_connection(request)
             try:
                 return await forward_response(request, response, _RESPONSE_HEADERS)
-            except (aiohttp.ClientError, TimeoutError, OSError):  # the client's connection was closed
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                # `forward_response` has closed the client's connection; aiohttp does not log this error.
                 raise ConnectionResetError from None
 
 

@@ -1,4 +1,7 @@
-"""Liveness and readiness probes of the operator, and the route of its metrics."""
+"""HTTP server of the operator: the liveness and readiness probes, on both of its ports, and the route of its metrics.
+
+The routes of the page (`site.py`) are passed in, and served on the main port only.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -14,7 +17,7 @@ from rota.kube.http.access.page_security import UNRESTRICTED_PAGE, PageSecurity
 from rota.kube.telemetry.operator_metrics import GroupSource, OperatorMetrics
 from rota.metrics import MetricsFormat
 
-PORT = 8080
+PORT = 8080  # the main port: page, API, metrics and probes
 PROBE_PORT = 8081  # for the kubelet; it has its own connection limit, so clients of PORT cannot block probes
 # A watch without events for so long is broken: the API server sends bookmarks more often.
 MAX_WATCH_SILENCE_SECONDS = 180.0
@@ -55,7 +58,7 @@ class ProbeServer:
         *,
         is_login_rejected: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`extra_routes` are served on the main port only."""
+        """`extra_routes` (page and metrics) are served on the main port only."""
         self._informers = informers
         self._is_leading = is_leading
         self._extra_routes = extra_routes
@@ -69,9 +72,10 @@ class ProbeServer:
         security: PageSecurity = UNRESTRICTED_PAGE,
         inner: Sequence[Middleware] = (),
     ) -> AsyncExitStack:
-        """Serve until the returned stack is closed; probes on their own port need no login.
+        """Serve until the returned stack is closed.
 
-        `inner` are middlewares of the main port, for requests that passed all checks.
+        `probe_port` serves the probes only, without login; None: no second port. `inner` are middlewares of the main
+        port that get the requests which passed the checks of `security`.
         """
         async with AsyncExitStack() as serving:
             app = self._build_app(security)

@@ -121,7 +121,7 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
     broadcast_queues = document.everyone if document else None
     stored_settings = facts.group.stored_assignment.settings
     current_settings = _decode_settings(stored_settings)
-    current_digest = settings_digest(stored_settings)
+    current_digest = settings_digest(stored_settings)  # a member that reports this digest has read these settings
     members = []
     for name, pod_state in sorted(facts.group.pods.items()):
         pod = pod_state.pod
@@ -132,7 +132,7 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
             queues = broadcast_queues
         has_current_settings = report is not None and report.settings == current_digest
         client = consumers.get(client_id(pod))
-        state_before_plan = "Ready" if pod.ready else "Joining"
+        state_before_plan = "Ready" if pod.ready else "Joining"  # shown until a plan has classified the pod
         rates = [facts.lag.queue_lag(queue).consumed_rate for queue in queues]
         members.append(
             schema.MemberInfo(
@@ -156,7 +156,7 @@ def _members(facts: GroupFacts, consumers: Mapping[str, OnlineConsumer]) -> list
 
 
 def _sum_rates(rates: Sequence[float | None]) -> float | None:
-    """Return the sum of rates; None if one of them is not known."""
+    """Return the sum of rates; None if any of them is not known."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if len(known) == len(rates) else None
 
@@ -202,7 +202,7 @@ def _queues(facts: GroupFacts, topics: Mapping[str, lag_totals.TopicLag]) -> lis
     releasing = document.releasing if document else {}
     forced = document.forced if document else {}
     broadcast_queues = (document.everyone or ()) if document else ()
-    # If a queue has several states, the last one that is entered here counts: a queue that is released is shown so.
+    # A queue may be in several of these collections; the last one counts, so one that is being released is Releasing.
     states: dict[Queue, schema.QueueOwnership] = dict.fromkeys(facts.tracker.last_plan.unmanaged_queues, "Foreign")
     states |= dict.fromkeys(broadcast_queues, "Everyone")
     states |= dict.fromkeys(owners, "Owned")

@@ -1,4 +1,7 @@
-"""Read model of the operator's state, for the page, the command line and Prometheus."""
+"""Read model: the operator's state as the page, the command line and Prometheus see it.
+
+`site.py` serves its results as JSON, and `telemetry/operator_metrics.py` scrapes `facts_of` each group.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -28,7 +31,7 @@ class ReadModel(NamedTuple):
     identity: str
     version: str
     loop_time: Callable[[], float]  # the event loop's clock
-    explain_lock: asyncio.Lock
+    explain_lock: asyncio.Lock  # held by the one `explain` that runs
 
     def keys(self) -> list[ObjectKey]:
         """Return the keys of all groups."""
@@ -65,9 +68,10 @@ class ReadModel(NamedTuple):
         return max((seconds_since(handover.at, now) for handover in handovers), default=0.0)
 
     def consumed_queues(self, key: ObjectKey) -> Collection[Queue]:
-        """Return the queues of a group that have a consumer, for lag states.
+        """Return the queues of a group that have a consumer.
 
-        If the group has unmanaged consumers, these are all queues, since the queues of such consumers are unknown.
+        Lag states depend on it: a queue whose offset does not move is Stalled with a consumer, and Stopped without one.
+        If the group has unmanaged consumers, return all queues, since the queues of such consumers are unknown.
         """
         group = self.controller.group(key)
         if group is None:
@@ -108,11 +112,17 @@ class ReadModel(NamedTuple):
         """Return all details of a group; None if it does not exist."""
         key = (namespace, name)
         facts = self.facts_of(key)
-        broker_data = (self.registry.consumers_of(key), self.registry.settings_of(key))
-        return presenters.present_detail(self.operator, facts, *broker_data) if facts else None
+        if facts is None:
+            return None
+        consumers = self.registry.consumers_of(key)
+        settings_by_broker = self.registry.settings_of(key)
+        return presenters.present_detail(self.operator, facts, consumers, settings_by_broker)
 
     async def explain(self, namespace: str, name: str, queue: str | None) -> schema.OwnerReasons | None:
-        """Explain why queues have their owners, in a thread and for one request at a time: many queues take long."""
+        """Explain why queues have their owners; None if the group does not exist, ValueError for an unknown queue.
+
+        It runs in a thread, for one request at a time, because it takes long for many queues.
+        """
         facts = self.facts_of((namespace, name))
         if facts is None:
             return None

@@ -41,7 +41,7 @@ class GroupSummary(Struct, frozen=True, rename="camel"):
     lag: int | None = None  # of the subscribed topics
     retrying: int | None = None  # lag of the group's retry topic
     dead: int | None = None  # messages in the dead-letter topic
-    delay: float | None = None  # the longest of all queues
+    delay: float | None = None  # the longest delay of all queues
     estimate: bool = False  # whether the lag includes messages that a filter may skip
     verdicts: dict[str, int] = {}  # number of queues by `rota.lag.LagState`
     last_rebalance: Rebalance | None = None
@@ -85,7 +85,7 @@ class MemberInfo(Struct, frozen=True, rename="camel"):
     language: str = ""
     queues: int | None = None  # number of owned queues; None: not known for an unmanaged consumer
     generation: int | None = None  # the generation it obeys; None: no report yet
-    rate: float | None = None  # messages consumed per second
+    rate: float | None = None  # messages consumed per second; None: not known
     troubles: list[str] = []  # its own messages about problems that keep it from consuming
     queue_states: dict[str, int] = {}  # queues that it does not pull now: number by `rota.reports.QueueState`
     failing: list[str] = []  # one sentence per message that hangs or has failed several times

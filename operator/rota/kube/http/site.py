@@ -24,8 +24,8 @@ from rota.model import single_line
 EVENT_INTERVAL_SECONDS = 0.2  # after each write to a stream: changes in between are sent as one event
 KEEP_ALIVE_SECONDS = 15.0  # proxies may close a connection that is silent for longer
 WRITE_TIMEOUT_SECONDS = 60.0  # until the connection of a client that does not read is aborted
-MAX_CONCURRENT_REQUESTS = 16  # for one group, or for the groups that a user may read; each is rendered on its own
-DISCONNECT_CHECK_SECONDS = 1.0  # between two checks whether the client has disconnected
+MAX_CONCURRENT_REQUESTS = 16  # whose response is rendered for this request only: all but the list of all groups
+DISCONNECT_CHECK_SECONDS = 1.0  # of an idle stream: between two checks whether the client has disconnected
 
 EVENTS_PATH = "/v1/events"
 WEB_FOLDER = Path(__file__).parent / "web"
@@ -99,7 +99,7 @@ class _Site:
         return web.Response(body=content, headers=headers)
 
     async def groups(self, request: web.Request) -> web.StreamResponse:
-        if await viewer_of(request).may_read_all():
+        if await viewer_of(request).may_read_all():  # concurrent requests of such users share one rendered response
             return await self._all_groups.respond(request)
         return await self._admit(request, self._readable_groups)
 

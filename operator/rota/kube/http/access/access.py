@@ -1,4 +1,8 @@
-"""Authenticates each request by a token or a client certificate, and checks its user's rights to read groups."""
+"""Authenticates each request of the page's port by a token or a client certificate, and checks its user's rights.
+
+A user reads a group on the page, or the metrics, exactly if the user may `get` them at the API server. The middleware
+`PageAccess` stores the user in the request; the handlers in `site.py` check the right for the requested group.
+"""
 
 import ssl
 import time
@@ -45,7 +49,7 @@ class Reviews(Protocol):
 
 
 class UnrestrictedViewer:
-    """The viewer on servers without access control: may read every group."""
+    """The viewer of each request on a server without access control: may read every group."""
 
     async def may_read_all(self) -> bool:
         """Return True."""
@@ -152,7 +156,8 @@ class PageAccess:
         else:
             certificate = request.get_extra_info("peercert")
             if certificate and not self._has_current_authority(request.get_extra_info("sslcontext")):
-                # Without a response the client connects again, and its certificate is verified again.
+                # TLS verified this certificate with a CA that was replaced since. Without a response, the client
+                # connects again, and its certificate is verified with the current CA.
                 if request.transport:
                     request.transport.abort()
                 raise ConnectionResetError
@@ -170,8 +175,7 @@ def _may_be_impersonated(name: str) -> bool:
 def user_of_certificate(certificate: Mapping[str, Any] | None, now: float) -> User | None:
     """Return the user that a verified client certificate names: its common name, with its organizations as groups.
 
-    TLS verified it when the connection was opened; it may have expired since. (For an authority that was replaced
-    since, see `PageAccess`.)
+    None without a certificate, or if it has expired since TLS verified it when the connection was opened.
     """
     if not certificate or ssl.cert_time_to_seconds(certificate["notAfter"]) < now:
         return None

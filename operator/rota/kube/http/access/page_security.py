@@ -1,4 +1,7 @@
-"""Security of the page's port: TLS, and access control of each request."""
+"""Security of the page's port: TLS, and access control of each request.
+
+`operator.py` chooses one of the two: `UNRESTRICTED_PAGE`, or `cluster_page_security` with --page-auth Kubernetes.
+"""
 
 import asyncio
 import ssl
@@ -16,11 +19,11 @@ from rota.kube.http.access.access import PageAccess
 from rota.kube.http.access.reviews import Reviewer
 from rota.kube.http.access.server_tls import ServerTls
 
-TlsContextSource = Callable[[], ssl.SSLContext]  # returns the context for a new connection; it may be renewed
+TlsContextSource = Callable[[], ssl.SSLContext]  # returns the present context, for each new connection
 
 
 class PageSecurity(NamedTuple):
-    """TLS context, middlewares and certificate digest of a port."""
+    """TLS context (None: no TLS), middlewares and certificate digest of a port."""
 
     tls: TlsContextSource | None = None
     middlewares: Sequence[Middleware] = ()

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 CACHE_SECONDS = 30.0
 MAX_CACHED_USERS = 1_000
-RECENT_SECONDS = 600.0  # for which the reviews of an accepted token have slots apart from those of unknown tokens
+RECENT_SECONDS = 600.0  # after it was accepted, a token is reviewed in slots apart from those of unknown tokens
 MAX_CACHED_RIGHTS = 20_000  # listing groups checks one right per namespace for a user without the right to all
 MAX_CONCURRENT_REVIEWS = 8  # concurrent reviews of each kind at the API server
 MAX_PENDING_REVIEWS = 256  # including reviews that wait for a slot
@@ -69,7 +69,7 @@ class Reviewer:
         self._rejected: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_USERS)
         self._rights: ExpiringCache[bytes, bool] = ExpiringCache(CACHE_SECONDS, MAX_CACHED_RIGHTS)
         self._recent_tokens: ExpiringCache[bytes, bool] = ExpiringCache(RECENT_SECONDS, MAX_CACHED_USERS)
-        # Separate slots: a client without a login sends only unknown tokens, and must not delay other users' reviews.
+        # Separate slots, so that a client that sends invalid tokens cannot delay the reviews of logged-in users.
         self._token_reviews = _SharedReviews()
         self._recent_token_reviews = _SharedReviews()
         self._right_reviews = _SharedReviews()
@@ -128,7 +128,7 @@ class Reviewer:
 
 
 class _SharedReviews:
-    """Reviews in progress. Concurrent requests share one review per key; it continues if they disconnect."""
+    """Reviews in progress. Concurrent requests with one key share a review, which goes on if they disconnect."""
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)

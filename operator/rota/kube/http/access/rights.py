@@ -100,7 +100,7 @@ class ExpiringCache(Generic[K, V]):
 
     def get(self, key: K, now: float) -> V | None:
         """Return the value; None if it is absent or has expired."""
-        absent = (None, now)  # expires now
+        absent = (None, now)  # counts as expired
         value, expires = self._entries.get(key, absent)
         return value if expires > now else None
 
@@ -108,7 +108,7 @@ class ExpiringCache(Generic[K, V]):
         """Store a value, and drop expired entries."""
         self._entries.pop(key, None)
         self._entries[key] = (value, now + self._seconds)
-        # Ends at this entry at the latest: it is the last one, has not expired, and the limit is at least 1.
+        # The loop ends at the new entry at the latest: it is the last one, is not expired, and the limit is at least 1.
         while len(self._entries) > self._limit or self._oldest_expires() <= now:
             del self._entries[next(iter(self._entries))]
 

@@ -1,4 +1,7 @@
-"""TLS of the page's port: its certificate, and the CA of the cluster's client certificates."""
+"""TLS of the page's port: its certificate, and the CA by which the cluster's client certificates are verified.
+
+The code calls that CA the client authority. The API server publishes it in a ConfigMap, and may replace it.
+"""
 
 import asyncio
 import datetime as dt
@@ -20,7 +23,7 @@ from rota.kube.client.paths import object_path
 from rota.tls import KeyPair, certificate_digest, load_key_pair, read_key_pair
 
 REFRESH_SECONDS = 60.0
-VALIDITY = dt.timedelta(days=3650)  # ample: each process creates a new certificate
+VALIDITY = dt.timedelta(days=3650)  # of a self-signed certificate; each process creates a new one
 
 _log = logging.getLogger(__name__)
 
@@ -59,9 +62,9 @@ def self_signed(names: Sequence[str]) -> KeyPair:
         .add_extension(x509.SubjectAlternativeName(alternative_names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    plain = serialization.NoEncryption()
+    no_encryption = serialization.NoEncryption()
     pem = serialization.Encoding.PEM
-    key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    key_bytes = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, no_encryption)
     return KeyPair(certificate.public_bytes(pem).decode(), key_bytes.decode())
 
 
@@ -87,14 +90,17 @@ class ServerTls:
         self._client_authority = ""
         self._problem = ""
         self._context = server_context(self._pair, self._client_authority)
-        self._current_contexts = WeakSet([self._context])  # those with the current client authority
+        self._current_contexts = WeakSet([self._context])  # contexts with the current client authority
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         return self._context
 
     def has_current_authority(self, context: ssl.SSLContext) -> bool:
-        """Whether a connection's context has the current authority of client certificates, and not a replaced one."""
+        """Whether a context trusts the current client authority.
+
+        On a connection with an earlier context, the client's certificate was verified with a CA that was replaced since.
+        """
         return context in self._current_contexts
 
     def digest(self) -> str:
@@ -115,7 +121,7 @@ class ServerTls:
             if (pair, authority) != (self._pair, self._client_authority):
                 self._context = server_context(pair, authority)
                 if authority != self._client_authority:
-                    self._current_contexts.clear()
+                    self._current_contexts.clear()  # they trust the replaced authority
                 self._current_contexts.add(self._context)
                 self._pair = pair
                 self._client_authority = authority
