@@ -324,7 +324,7 @@ def _build_group(namespace: str, name: str, views: RouteWatcher, measures: Opera
     key = (namespace, name)
     spec = {"broker": {"rocketmq": {"nameServers": ["rmq:9876"]}}, "subscriptions": [{"topic": name}]}
     group.set_spec(CustomResource(Metadata(name, uid=name, namespace=namespace), spec), None)
-    group.assignment.refetched = True
+    group.assignment.was_everything_refetched = True
     for number in range(MEMBERS):
         group.pods.upsert(_build_pod(namespace, f"{name}-7d9f8b6c5-{number:05}", name), 0.0)
     for version in range(1, 4):  # granted, obeyed, settled

@@ -54,7 +54,7 @@ class ConsumerFleet:
         spec = {**BODY, "subscriptions": [{"topic": name, **subscription}]}
         policy = CustomResource(Metadata("steady", namespace="shop"), {"strategy": "Sticky"})
         self.group.set_spec(CustomResource(Metadata(name, uid="1", namespace="shop"), spec), policy)
-        self.group.assignment.refetched = True
+        self.group.assignment.was_everything_refetched = True
         self.queues = [Queue(name, "broker-a", number) for number in range(queues)]
         retries = Queue(RETRY_TOPIC_PREFIX + name, "broker-a", 0)
         self.broker = BrokerState(

@@ -51,7 +51,7 @@ class AssignmentWriter:
                 self._group.assignment.is_outdated = True
             raise
         self._pending.clear()
-        if written.metadata.version_number < self._group.assignment.deleted_at:
+        if written.metadata.version_number < self._group.assignment.deleted_version:
             # The ConfigMap was deleted after this write, and the watch was faster than the response: read it again.
             self._group.assignment.is_outdated = True
         else:

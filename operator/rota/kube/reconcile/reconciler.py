@@ -99,7 +99,7 @@ class Reconciler:
             return 0.0
         if new_plan.refetch:
             await self._state_reader.refetch_state(group)
-            group.assignment.refetched = True
+            group.assignment.was_everything_refetched = True
             return 0.0
         if not self.is_leading or group.body is None:
             return new_plan.requeue_after
@@ -112,7 +112,7 @@ class Reconciler:
         return min(
             new_plan.requeue_after,
             seconds_to_next_poke,
-            group.seconds_to_next_read,
+            group.seconds_to_next_reread,
             group.status_throttle.seconds_to_write(group.published_status, loop_time()),
         )
 

@@ -10,12 +10,12 @@ from rota.planner import QueueView
 from rota.spec.consumer_settings import ConsumerSettings
 from rota.tls import Validity
 
-KEEP_ENDED_SECONDS = 240.0  # no broker lists an ended member for longer: it detects the end after 120 s
+KEEP_ENDED_SECONDS = 240.0  # brokers list an ended member for less: they detect its end after 120 s
 
 
 @dataclass(frozen=True)
 class BrokerState:
-    """A group as its brokers report it: views of its topics, unmanaged consumers, and problems."""
+    """A group as its brokers report it: the queues of its topics (views), unmanaged consumers, and problems."""
 
     views: Mapping[str, QueueView | None] = field(default_factory=dict)  # by topic; None: no response
     unmanaged_ids: tuple[str, ...] | None = None  # client ids of unmanaged consumers; None: no response
@@ -26,13 +26,17 @@ class BrokerState:
 
 
 class ClientIds:
-    """The client ids of a group's current and recently ended members."""
+    """The client ids of a group's current and recently ended members.
+
+    Brokers know members only by client id: a client whose id is not among these is an unmanaged consumer. In an Orderly
+    group, an ended member's id still holds its queues' locks at the brokers.
+    """
 
     def __init__(self, pods: GroupPods, assignment: AssignmentState) -> None:
         self._pods = pods
         self._assignment = assignment
-        self._last_seen: dict[str, float] = {}  # by suffix of the client id
-        self._unlocked_uids: set[str] = set()  # uids of members with released locks
+        self._last_seen: dict[str, float] = {}  # by suffix of the client id: when the member existed last
+        self._unlocked_uids: set[str] = set()  # uids of ended members whose locks were returned for release
 
     def suffixes(self, now: float) -> Collection[str]:
         """Return the suffixes `pod#uid` of all client ids; an ended member's is kept while brokers may list it."""
@@ -43,7 +47,7 @@ class ClientIds:
         return self._last_seen.keys()
 
     def take_locks_to_release(self) -> list[tuple[str, list[Queue]]]:
-        """Return the client ids of ended members with locks to release, and their queues; each member only once."""
+        """Return the client ids of ended members and the queues whose locks they hold, each member in one call only."""
         stored = self._assignment.stored
         queues_by_holder = {holder: [*queues] for holder, queues in stored.shares.items()}
         releasing = stored.document.releasing if stored.document else {}
@@ -61,5 +65,5 @@ class ClientIds:
         return locks
 
     def forget_deleted(self, kept_uids: Collection[str]) -> None:
-        """Forget which locks were released, except those of pods with these uids."""
+        """Forget the ended members whose locks were returned for release, except those with these uids."""
         self._unlocked_uids.intersection_update(kept_uids)

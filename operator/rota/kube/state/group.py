@@ -1,7 +1,8 @@
 """State of one group: its spec, pods, stored assignment and brokers, combined into the planner's snapshot.
 
 Nothing here sends requests: event handlers, pollers and reconciles pass in their results. All times are those of the
-event loop's clock, which never jumps and may restart: a new leader observes everything once before it writes.
+event loop's monotonic clock, which mean nothing to another process: so a new leader starts all timers anew, and writes
+only after it has observed everything once.
 """
 
 import math
@@ -23,13 +24,13 @@ from rota.planner.status import conditions
 from rota.spec import GroupSpec, resolved
 from rota.spec.consumer_settings import find_mismatches
 
-RECHECK_MISSING_SECONDS = 1.0  # until a pod that may have ended is read again
+RECHECK_MISSING_SECONDS = 1.0  # until a pod that left the watch is read again
 REREAD_ASSIGNMENT_SECONDS = 60.0  # until an assignment that could not be used is read again
-NO_WEIGHTS: Mapping[Queue, float] = {}  # of a group whose policy needs no queue weights
+NO_WEIGHTS: Mapping[Queue, float] = {}  # for a group whose policy needs no queue weights
 
 
 class AppliedTemplate(NamedTuple):
-    """The generation of a ConsumerGroup whose Deployment was applied last, and the state of that Deployment."""
+    """The ConsumerGroup's `metadata.generation` when its Deployment was last applied, and the Deployment's state."""
 
     generation: int = 0
     is_rolling_out: bool = False
@@ -47,19 +48,20 @@ class Group:
         self._parsed_policy: CustomResource | None = None
         self.last_valid_spec: GroupSpec | None = None
         self.pods = GroupPods(name)
-        # The ConfigMap as last seen (`stored_assignment`), and whether it must be read again.
+        # The ConfigMap; `stored_assignment` returns its content, and the content's `document` is the assignment.
         self.assignment = AssignmentState(namespace, name, assignment_limits or AssignmentLimits(), self.pods)
         self.client_ids = ClientIds(self.pods, self.assignment)
         self.deployment_problems: tuple[Finding, ...] = ()  # problems with the Deployment that the operator runs
         self.rollout = AppliedTemplate()
         self.key_problems: tuple[Finding, ...] = ()  # why the Secret with the members' keys could not be written
-        self._broker_reached_since: dict[str, float] = {}  # since when at least one member reaches each broker
-        self.members_to_poll: frozenset[str] = frozenset()  # by long polls, as the last plan asks
+        # By broker, since when any member reaches it: so a broker that is down is no sign that a member is cut off.
+        self._broker_reached_since: dict[str, float] = {}
+        self.members_to_poll: frozenset[str] = frozenset()  # members on whose reports the last plan waits: long polls
         self.was_observed = False  # whether everything was observed once since this operator began to lead
-        self.observation_resets = 0  # number of calls of `reset_observations`
+        self.observation_resets = 0  # calls of `reset_observations`: a running observation compares it, to notice one
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries()
-        self.queue_weights: Mapping[Queue, float] = {}  # as last measured
+        self.queue_weights: Mapping[Queue, float] = {}  # traffic by queue, as last measured
 
     @property
     def namespaced_name(self) -> str:
@@ -80,10 +82,11 @@ class Group:
         """Reset observations and timers: leadership has changed, or the ConsumerGroup was recreated."""
         self.was_observed = False
         self.observation_resets += 1
-        self.assignment.refetched = False  # no assignment is rebuilt before everything was read again
+        self.assignment.was_everything_refetched = False  # the planner rebuilds no assignment before that
         self.assignment.is_outdated = False
         self.rollout = AppliedTemplate()
         self.status_throttle = StatusThrottle()
+        # Keeps a published problem for a while, until members' deliveries show whether it is over.
         self.deliveries = GroupDeliveries(_published_problem(self.published_status, Reason.DELIVERIES_FAILING))
         self.pods.reset_reports()
 
@@ -106,16 +109,16 @@ class Group:
         self._parsed_body = body
         self._parsed_policy = policy
         self.last_valid_spec = self.resolved_spec.spec or self.last_valid_spec
-        if self.assignment.early_config_map:  # its ConfigMap arrived before its ConsumerGroup
-            self.set_assignment(self.assignment.early_config_map)
-            self.assignment.early_config_map = None
+        if self.assignment.unclaimed_config_map:
+            self.set_assignment(self.assignment.unclaimed_config_map)
+            self.assignment.unclaimed_config_map = None
 
     def mark_pod_missing(self, pod: Pod) -> None:
         """Handle a pod that left the watch: it was deleted, or lost its label."""
         self.pods.mark_missing(pod, read_later=self.body is not None)
 
     @property
-    def seconds_to_next_read(self) -> float:
+    def seconds_to_next_reread(self) -> float:
         """Seconds until pods that left the watch, or an assignment that cannot be used, are read again."""
         if self.pods.missing:
             return RECHECK_MISSING_SECONDS
@@ -128,7 +131,7 @@ class Group:
 
     def mark_assignment_deleted(self, version: int) -> None:
         """Handle a ConfigMap that left the watch: it was deleted, or lost its label."""
-        self.assignment.deleted_at = version
+        self.assignment.deleted_version = version
         self.set_assignment(None)
 
     def mark_deleted(self) -> None:
@@ -146,7 +149,7 @@ class Group:
     def is_at_rest(self) -> bool:
         """Whether the assignment's members are exactly the known pods and no queue moves.
 
-        A new leader reads other groups first, before any plan is made.
+        Other groups are urgent: a new leader observes and plans them first.
         """
         document = self.stored_assignment.document
         if document is None or document.releasing or self.pods.missing:
@@ -155,14 +158,17 @@ class Group:
 
     @property
     def consumer_group(self) -> str:
-        """Name of the consumer group at the brokers; it never changes, so an invalid spec does not hide it."""
+        """Name of the consumer group at the brokers.
+
+        The name is immutable: while the spec is invalid, use that of the last valid spec or of the stored settings.
+        """
         if self.last_valid_spec:
             return self.last_valid_spec.group or self.name
         return resolved.decode_group_name(self.stored_assignment.settings) or self.name
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics that its members read: its subscriptions and its retry topic."""
+        """The topics that the members read: the group's subscriptions and its retry topic."""
         topics = {RETRY_TOPIC_PREFIX + self.consumer_group}
         if self.last_valid_spec:
             topics.update(self.last_valid_spec.topics)
@@ -170,7 +176,10 @@ class Group:
 
     @property
     def reported_offsets(self) -> dict[Queue, int]:
-        """Each queue's lowest offset over the started, staying members of a Broadcasting group, if all report it."""
+        """For a Broadcasting group, the lowest offset of each queue that all its running members report.
+
+        Members that are terminating or have lost the label do not count.
+        """
         if not self.stored_assignment.is_broadcasting:
             return {}
         members = self.stored_assignment.shares
@@ -189,31 +198,35 @@ class Group:
         self,
         now: float,
         broker: BrokerState,
-        rooms: Mapping[str, str],
+        rooms_by_pod: Mapping[str, str],
         lag: int | None = None,
         weights: Mapping[Queue, float] | None = NO_WEIGHTS,
     ) -> Snapshot:
-        """Return the planner's snapshot; `weights` is None if the policy needs queue weights and they are unknown."""
-        specs = self.resolved_spec
+        """Return the planner's snapshot. `rooms_by_pod` are machine rooms.
+
+        `weights` are NO_WEIGHTS if the policy needs none, and None if it needs them and they are unknown.
+        """
+        resolved_spec = self.resolved_spec
         stored = self.stored_assignment
         self._update_broker_reached_since(now)
         pods: list[PodSnapshot] = []
         for name, state in sorted(self.pods.items()):
-            pods.append(state.to_planner_pod(now, rooms.get(name), self._broker_reached_since))
+            pods.append(state.to_planner_pod(now, rooms_by_pod.get(name), self._broker_reached_since))
         member_findings = member_problems(self.pods, self.key_problems)
         if self.deliveries.problem:
             member_findings.append(self.deliveries.problem)
-        consumer_findings = find_mismatches(specs.spec, broker.unmanaged_settings)
+        consumer_findings = find_mismatches(resolved_spec.spec, broker.unmanaged_settings)
         return Snapshot(
             group=self.namespaced_name,
-            spec=specs.spec if stored.is_writable else None,  # nothing can be written, so nothing is decided
-            policy=specs.policy,
+            # Without a spec the planner decides nothing: a decision could not be written.
+            spec=resolved_spec.spec if stored.is_writable else None,
+            policy=resolved_spec.policy,
             document=stored.document,
             damage=stored.damage,
             settings=stored.settings,
-            settings_age=self.assignment.settings_age(now),
+            settings_age=self.assignment.observe_settings_age(now),
             desired_settings=self.desired_settings,
-            refetched=self.assignment.refetched,  # everything, after the assignment was found missing or damaged
+            refetched=self.assignment.was_everything_refetched,
             pods=tuple(pods),
             replaced_holders=frozenset(self.pods.replaced),
             deleted_uids=frozenset(self.pods.deleted_uids),
@@ -222,7 +235,7 @@ class Group:
             queue_weights=weights,
             lag=lag,
             problems=(
-                *specs.problems,
+                *resolved_spec.problems,
                 *stored.problems,
                 *self.deployment_problems,
                 *broker.problems,
@@ -236,7 +249,7 @@ class Group:
         )
 
     def _update_broker_reached_since(self, now: float) -> None:
-        """Keep the time of each broker that a member still reaches; a broker that no member reaches loses its time."""
+        """Update since when each broker is reached by at least one member; drop brokers that no member reaches."""
         reached_since: dict[str, float] = {}
         for state in self.pods.values():
             for broker_name in state.reachable_brokers:
@@ -245,7 +258,7 @@ class Group:
 
     @property
     def _is_rolling_out(self) -> bool | None:
-        """Whether its Deployment is being rolled out; None if it was not applied for the newest spec yet."""
+        """Whether the group's Deployment is being rolled out; None if it was not applied for the newest spec yet."""
         spec = self.resolved_spec.spec
         if self.body is None or spec is None or spec.template is None:
             return False
@@ -253,7 +266,7 @@ class Group:
 
     @property
     def latest_status(self) -> Mapping[str, Any]:
-        """The status from the last plan, published or not yet."""
+        """The status from the last plan, whether or not it is published yet."""
         return self.status_throttle.newest(self.published_status)
 
     @property
@@ -263,7 +276,7 @@ class Group:
 
     @property
     def desired_settings(self) -> str:
-        """The settings for sidecars that the ConfigMap should hold next to the document."""
+        """The sidecars' settings to be stored next to the document; if the spec is invalid, those that are stored."""
         if self.resolved_spec.spec is None:
             return self.stored_assignment.settings
         created = self.body.metadata.creation_timestamp if self.body else None

@@ -8,7 +8,7 @@ from rota.model import Finding, Reason
 
 _MAX_NAMES = 3  # pods in one sentence
 
-_MESSAGE_BY_REASON = {  # of members whose reports are ignored; {} is their number and some names
+_MESSAGE_BY_REASON = {  # for members whose reports are ignored; {} stands for their number and some names
     Reason.MEMBER_NOT_AUTHENTICATED: (
         "{} are not authenticated by the group's key. They keep their queues. A new pod may not have its key for up to"
         " two minutes; if this lasts, check the group's Secret with the key, and delete the pods"

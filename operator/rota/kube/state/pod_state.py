@@ -72,9 +72,9 @@ class PodState:
     terminating_since: float | None = None
     decoded_report: planner.DecodedReport | None = None
     offsets: Mapping[Queue, int | None] | None = None  # of a Broadcasting group's member; None: no response
-    unreachable_since: float | None = None
-    handled_notices: int | None = None  # number of its brokers' notices of joined and left consumers, as handled
-    ignored_since: float | None = None  # since when its responses are ignored
+    unreachable_since: float | None = None  # since when its report cannot be fetched (it is silent)
+    handled_notices: int | None = None  # `consumers_changed` of the last handled report: a count; None: not reported
+    ignored_since: float | None = None  # since when its responses are ignored, such as unsigned ones
     ignored_reason: Reason | None = None  # why its last response was ignored; the previous report is kept
     unauthenticated_since: float | None = None  # of a force-deleted pod: since when no authenticated response came
     cut_off_since: dict[str, float] = field(default_factory=dict)  # by broker that it reports as unreachable
@@ -105,7 +105,7 @@ class PodState:
     def record_report(
         self, report: Report | None, now: float, silent_since: float, ignored_reason: Reason | None = None
     ) -> bool:
-        """Record a report (None: there is none since `silent_since`); return whether that may change the plan.
+        """Record a report (None: silence since `silent_since`); return whether that may change the plan.
 
         A response with an `ignored_reason` releases no queues, but it does not count as silence either.
         """
@@ -123,7 +123,7 @@ class PodState:
         previous = self.decoded_report.report if self.decoded_report else None
         if previous and is_later_process(report, previous):
             return False  # a late response of a process that has ended
-        # The first report after silence, an ignored response or the end of a process; the next lines reset all three.
+        # The first report after silence, an ignored response or the end of a process. The lines below reset all three.
         resumes = self.unreachable_since is not None or previous_ignored_reason is not None or self.restarts.has_stopped
         may_change_plan = resumes or not leads_to_same_plan(previous, report)
         self.restarts.record_report(previous, report, now)
@@ -176,7 +176,7 @@ class PodState:
     def to_planner_pod(self, now: float, room: str | None, reached_since: Mapping[str, float]) -> planner.PodSnapshot:
         """Return the planner's view of it; `reached_since`: since when at least one member reaches each broker."""
         pod = self.pod
-        # 0 seconds if no member reaches the broker: then the broker is down, and the members are not cut off.
+        # 0 seconds if no member reaches the broker: the broker is down, rather than the members cut off.
         cut_off_for = {name: now - max(at, reached_since.get(name, now)) for name, at in self.cut_off_since.items()}
         return planner.PodSnapshot(
             name=pod.metadata.name,
@@ -206,8 +206,8 @@ class PodState:
 class GroupPods(dict[str, PodState]):
     """The pods of one group by name, and the state of pods that have left the watch.
 
-    A pod that leaves the watch stays in this dict, and its holder is in `missing`, until it is read (`apply_read`):
-    then it is watched again, or deleted. If a new pod takes its name meanwhile, its state moves to `replaced`.
+    A pod that leaves the watch stays in this dict, and its holder is in `missing`, until a reconcile has read from the
+    API server whether it still exists (`apply_read`). If a new pod takes its name first, the state moves to `replaced`.
     """
 
     def __init__(self, group: str) -> None:
@@ -220,7 +220,7 @@ class GroupPods(dict[str, PodState]):
         self.missing: set[Holder] = set()  # left the watch: deleted, or without the label; must be read
         self.replaced: dict[Holder, PodState] = {}  # deleted pods that may still run, though a new pod has the name
         self.deleted_uids: set[str] = set()
-        self.verify_ended: tuple[Holder, ...] = ()  # to be read, as the last plan asks: the watch does not report them
+        self.verify_ended: tuple[Holder, ...] = ()  # owners in the last plan that are not among the pods: to be read
         self.deleted_client_ids: dict[str, str] = {}  # client ids of deleted pods, by uid
         self.delivery_tracker = DeliveryTracker()
 
@@ -278,7 +278,7 @@ class GroupPods(dict[str, PodState]):
         self.delivery_tracker.record_report(previous, report, self.assignment, now)
 
     def record_progress(self, name: str, page: ProgressPage, now: float, *, max_queues: int) -> list[Redelivery]:
-        """Record a member's progress with queues that both its report and the assignment give it.
+        """Record a page of a member's offsets, for the queues that both its report and the assignment give it.
 
         Return the redeliveries of queues that it has taken over; at most `max_queues` are remembered.
         """
@@ -305,7 +305,7 @@ class GroupPods(dict[str, PodState]):
         return state.decoded_report is not None and state.decoded_report.report.incarnation != reader.incarnation
 
     def members_taking_over(self, now: float) -> set[str]:
-        """Return the members that took over queues and have not reported their start offsets yet."""
+        """Return the members with queues from another process whose start offsets are not recorded yet."""
         queues = self.delivery_tracker.queues_awaiting_reader(self.has_stopped_reading, now)
         members = self.assignment.members if self.assignment and queues else {}
         return {name for name, share in members.items() if not queues.isdisjoint(share.queues)}
@@ -324,7 +324,7 @@ class GroupPods(dict[str, PodState]):
             self.mark_deleted(state.pod)
 
     def mark_missing(self, pod: Pod, *, read_later: bool) -> None:
-        """Handle a pod that left the watch; `read_later`: a reconcile will read whether it still exists."""
+        """Handle a pod that left the watch; `read_later`: a reconcile will read it, to see whether it exists."""
         holder = pod.holder
         self.without_sidecar.discard(holder.name)
         self.surplus.discard(holder.name)
@@ -341,7 +341,7 @@ class GroupPods(dict[str, PodState]):
 
     @property
     def unwatched(self) -> set[Holder]:
-        """Pods that must each be read: gone from the watch, without the group's label, or doubted by the last plan."""
+        """Pods that must each be read: gone from the watch, without the group's label, or owners that are not watched."""
         unlabelled = {state.pod.holder for state in self.values() if state.lost_label}
         return self.missing | unlabelled | set(self.verify_ended)
 

@@ -6,7 +6,7 @@ from rota.kube.client.objects import ObjectKey
 from rota.model import Finding, Reason
 from rota.ranges import MAX_QUEUES_PER_DOCUMENT, MAX_TOPIC_BROKER_PAIRS
 
-MAX_QUEUES_OF_GROUP = MAX_QUEUES_PER_DOCUMENT  # an assignment carries no more
+MAX_QUEUES_OF_GROUP = MAX_QUEUES_PER_DOCUMENT  # an assignment holds no more
 MAX_BROKERS_OF_GROUP = 1000  # the operator connects to each
 MAX_QUEUES = 300_000  # default for all groups together (--max-queues): a queue takes about 1 KiB
 
@@ -29,7 +29,7 @@ class QueueQuota:
         self._rejected: dict[ObjectKey, Finding] = {}
 
     def claim(self, key: ObjectKey, counts: Sequence[Mapping[str, int]]) -> None:
-        """Claim the queues of a group's topics, counted by broker, in place of its last accepted claim."""
+        """Claim the queues of a group in place of its last accepted claim; `counts`: per topic, queues by broker."""
         queues = sum(sum(count.values()) for count in counts)
         if rejection := _broker_rejection(counts) or self._find_rejection(key, queues):
             self._rejected[key] = rejection

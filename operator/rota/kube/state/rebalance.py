@@ -8,7 +8,7 @@ class Rebalance(Struct, frozen=True, rename="camel"):
 
     reason: str
     message: str
-    at: str
+    at: str  # when it began, as in the status
     generation: int  # of its first document; 0: not known, as from a group's status
     moved: int = 0  # queues, so far
     forced: int = 0  # queues taken from a member that did not respond, so far

@@ -9,7 +9,7 @@ _MEMORY_FRACTION = 0.25
 
 
 class RetentionBudget:
-    """Counts the bytes of objects while they exist; one namespace can take at most half of the budget."""
+    """Counts the bytes of objects while they exist; one namespace gets at most half, so that others can keep theirs."""
 
     def __init__(self, total_bytes: float | None = None, uncounted_bytes: int = 0) -> None:
         """`total_bytes` defaults to a quarter of the container's memory; objects up to `uncounted_bytes` are free."""
@@ -27,10 +27,10 @@ class RetentionBudget:
         """Return whether an object of `size_bytes` may be kept; it is then counted until nothing refers to it."""
         if size_bytes <= self._uncounted_bytes:
             return True
-        taken = self._used_by_namespace.get(namespace, 0) + size_bytes
-        if taken > self._total_bytes / 2 or self.used_bytes + size_bytes > self._total_bytes:
+        namespace_bytes = self._used_by_namespace.get(namespace, 0) + size_bytes
+        if namespace_bytes > self._total_bytes / 2 or self.used_bytes + size_bytes > self._total_bytes:
             return False
-        self._used_by_namespace[namespace] = taken
+        self._used_by_namespace[namespace] = namespace_bytes
         finalizer = weakref.finalize(item, self._release, namespace, size_bytes)
         finalizer.atexit = False  # the end of the process needs no counts
         return True

@@ -1,7 +1,9 @@
-"""Throttle of status writes: changed conditions at once, figures once a second at most, lag alone once a minute.
+"""Throttle of status writes, each of which costs a request and an event for every watcher of the ConsumerGroup.
 
-A lag that becomes unknown, or known again, is written after five seconds at most: readers take a published figure for
-the current one.
+changed conditions                            written at once
+other fields, such as the number of members   at most one write a second
+lag becomes unknown, or known again           within five seconds: users take a published lag for the current one
+another value of the lag, and nothing else    at most one write a minute
 """
 
 import math
@@ -9,7 +11,7 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-FIGURES_INTERVAL_SECONDS = 1.0  # if neither conditions nor lag alone have changed
+FIGURES_INTERVAL_SECONDS = 1.0  # if no condition, but another field than the lag has changed
 LAG_KNOWN_INTERVAL_SECONDS = 5.0  # if the lag has become unknown, or known again
 LAG_INTERVAL_SECONDS = 60.0  # if only the value of the lag has changed
 
@@ -22,14 +24,14 @@ class StatusThrottle:
     def __init__(self) -> None:
         self._waiting: Status | None = None  # the newest status, while it waits to be written
         self._in_flight: Status | None = None  # the newest status that is being written
-        self._last_write_at = -LAG_INTERVAL_SECONDS
+        self._last_write_at = -LAG_INTERVAL_SECONDS  # on the event loop's clock; the first write is due at once
 
     def newest(self, written: Status) -> Status:
-        """Return the newest status, even if it waits or is being written."""
+        """Return the newest status: the waiting one, the one being written, or else `written`, the published one."""
         return self._current(written) if self._waiting is None else self._waiting
 
     def offer(self, status: Status, written: Status, now: float) -> bool:
-        """Set the newest status; return whether the caller must write it now."""
+        """Set the newest status; return whether the caller must write it now. `written` is the published one."""
         current = self._current(written)
         self._waiting = None if status == current else status
         if self._waiting is None or now < self._last_write_at + _minimum_interval(status, current):
@@ -40,12 +42,12 @@ class StatusThrottle:
         return True
 
     def on_written(self, status: Status) -> None:
-        """Note that a status was written."""
+        """Record that a status was written."""
         if self._in_flight is status:
             self._in_flight = None
 
     def on_write_failed(self, status: Status, now: float) -> None:
-        """Note that a write failed: the status, or a newer one, waits for a second."""
+        """Record that a write failed: the status, or a newer one, waits for a second."""
         if self._in_flight is status:
             self._waiting = self._waiting or status
             self._in_flight = None

@@ -17,7 +17,7 @@ from rota.kube.members.report_client import UNCOUNTED_BYTES
 from rota.kube.state import retention_budget
 from rota.kube.state.group import Group
 from rota.kube.state.retention_budget import RetentionBudget
-from rota.kube.state.stored_assignment import MAX_EARLY_BYTES, MAX_SETTINGS_BYTES, AssignmentLimits
+from rota.kube.state.stored_assignment import MAX_UNCLAIMED_BYTES, MAX_SETTINGS_BYTES, AssignmentLimits
 from rota.model import Queue, Reason
 from rota.planner import DecodedReport
 from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangedQueues
@@ -129,14 +129,14 @@ def test_memory_of_a_deployment_does_not_keep_the_response_around_it() -> None:
 def test_memory_of_assignments_without_a_group_is_limited() -> None:
     limits = AssignmentLimits()
     size = 1_000_000
-    groups = [Group("shop", f"orders-{number}", limits) for number in range(2 * MAX_EARLY_BYTES // size)]
+    groups = [Group("shop", f"orders-{number}", limits) for number in range(2 * MAX_UNCLAIMED_BYTES // size)]
     for group in groups:
         metadata = Metadata(f"{group.name}-rota", namespace="shop", resource_version="1")
         group.set_assignment(ConfigMap(metadata, data={PLAIN_KEY: "a" * size}))
     for group in groups:
         group.set_spec(BODY, None)
     kept_groups = [group.name for group in groups if group.stored_assignment.resource_version]
-    assert len(kept_groups) == MAX_EARLY_BYTES // 2 // size  # one namespace may have half; the rest is read later
+    assert len(kept_groups) == MAX_UNCLAIMED_BYTES // 2 // size  # one namespace may have half; the rest is read later
 
 
 def an_assignment(group: str, queues: int, settings: str = "") -> ConfigMap:
@@ -162,7 +162,7 @@ def test_memory_of_assignments_is_limited_by_the_number_of_their_queues() -> Non
     (problem,) = second.stored_assignment.problems
     assert problem.reason is Reason.TOO_MANY_QUEUES
     assert problem.message.startswith("The assignment names 600 queues, and all groups of this operator may have 1,000")
-    assert second.seconds_to_next_read == 60.0
+    assert second.seconds_to_next_reread == 60.0
     first.mark_deleted()
     second.set_assignment(an_assignment("other", 600))
     assert second.stored_assignment.is_writable

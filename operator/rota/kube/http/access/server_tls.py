@@ -99,7 +99,7 @@ class ServerTls:
     def has_current_authority(self, context: ssl.SSLContext) -> bool:
         """Whether a context trusts the current client authority.
 
-        On a connection with an earlier context, the client's certificate was verified with a CA that was replaced since.
+        On a connection with an earlier context, the client's certificate was verified with a CA that has been replaced.
         """
         return context in self._current_contexts
 
