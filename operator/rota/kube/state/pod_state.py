@@ -341,7 +341,7 @@ class GroupPods(dict[str, PodState]):
 
     @property
     def unwatched(self) -> set[Holder]:
-        """Pods that must each be read: gone from the watch, without the group's label, or owners that are not watched."""
+        """Pods that must each be read: missing in the watch, without the group's label, or unwatched owners."""
         unlabelled = {state.pod.holder for state in self.values() if state.lost_label}
         return self.missing | unlabelled | set(self.verify_ended)
 

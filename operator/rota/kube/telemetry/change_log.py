@@ -29,7 +29,7 @@ class ChangeLog:
         self._members.pop(key, None)
 
     def write(self, key: ObjectKey, records: Iterable[Mapping[str, Any]], rebalance_started_at: str) -> None:
-        """Log what the records say; `rebalance_started_at` is the start of the group's last rebalance, or empty."""
+        """Log what the records say; `rebalance_started_at` is that of the group's last rebalance; empty: none."""
         for record in records:
             match record["kind"]:
                 case "plan":

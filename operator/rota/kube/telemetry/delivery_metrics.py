@@ -1,4 +1,7 @@
-"""Metrics of a group's deliveries, by topic; queues and messages are no labels, because they are too many."""
+"""Table of the metrics of a group's deliveries, with the readers of their samples; `group_gauges` exports them.
+
+They are labelled by topic, not by queue or message: there would be too many series.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -7,17 +10,19 @@ from rota.delivery_totals import DeliveryTotals, GroupDeliveries
 from rota.metrics import Labels
 
 MetricSamples = Iterator[tuple[Labels, float | None]]
-DeliveryReader = Callable[[GroupDeliveries, float], MetricSamples]
+DeliveryReader = Callable[[GroupDeliveries, float], MetricSamples]  # of a group's deliveries and the present time
 
 
 def _attempts(deliveries: GroupDeliveries, _: float) -> MetricSamples:
     for topic, totals in _topics(deliveries):
         yield (topic, DeliveryOutcome.DONE.value), totals.done
-        for outcome, number in [*totals.failures.items()]:  # a copy, as in _topics
+        for outcome, number in [*totals.failures.items()]:  # a copy: the event loop changes it meanwhile
             yield (topic, str(outcome)), number
 
 
-def _total_field(field: str) -> DeliveryReader:
+def _total_reader(field: str) -> DeliveryReader:
+    """Return a reader of a field of `DeliveryTotals`."""
+
     def read(deliveries: GroupDeliveries, _: float) -> MetricSamples:
         for topic, totals in _topics(deliveries):
             yield (topic,), getattr(totals, field)
@@ -50,25 +55,25 @@ DELIVERY_METRICS: tuple[tuple[str, str, DeliveryReader, Labels], ...] = (
     (
         "rota_delivery_first_attempts_total",
         "Messages whose first attempt ended.",
-        _total_field("first_attempts"),
+        _total_reader("first_attempts"),
         ("topic",),
     ),
     (
         "rota_delivery_in_flight_seconds_total",
         "Seconds that messages spent at the app, summed over messages; its rate is the mean number of messages there.",
-        _total_field("in_flight_seconds"),
+        _total_reader("in_flight_seconds"),
         ("topic",),
     ),
     (
         "rota_delivery_active_seconds_total",
         "Seconds for which members measured queues, summed over queues.",
-        _total_field("active_seconds"),
+        _total_reader("active_seconds"),  # the denominator of in_flight_seconds and backlog_seconds
         ("topic",),
     ),
     (
         "rota_delivery_backlog_seconds_total",
         "The part of rota_delivery_active_seconds_total in which fetched messages waited for the app.",
-        _total_field("backlog_seconds"),
+        _total_reader("backlog_seconds"),
         ("topic",),
     ),
     (

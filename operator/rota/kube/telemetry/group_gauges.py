@@ -22,7 +22,7 @@ QUEUE_LAG_METRIC = "rota_queue_lag"  # has one series per queue, so users can tu
 
 
 class GroupFacts(NamedTuple):
-    """The present state of one group."""
+    """The present state of one group, as `ReadModel.facts_of` collects it for metrics and page."""
 
     group: Group
     tracker: RebalanceTracker
@@ -87,7 +87,7 @@ def _collect(scraped: Sequence[_Scrape], read: SampleReader) -> dict[Labels, flo
     return values
 
 
-def _single(read_value: Callable[[_Scrape], float | None]) -> SampleReader:
+def _single_reader(read_value: Callable[[_Scrape], float | None]) -> SampleReader:
     """Return a reader of one sample per group, without further labels."""
 
     def read(scrape: _Scrape) -> Samples:
@@ -96,16 +96,16 @@ def _single(read_value: Callable[[_Scrape], float | None]) -> SampleReader:
     return read
 
 
-def _of_status(field: str) -> SampleReader:
-    return _single(lambda scrape: scrape.facts.status.get(field))
+def _status_reader(field: str) -> SampleReader:
+    return _single_reader(lambda scrape: scrape.facts.status.get(field))
 
 
-def _of_tracker(field: str) -> SampleReader:
-    return _single(lambda scrape: getattr(scrape.facts.tracker, field))
+def _tracker_reader(field: str) -> SampleReader:
+    return _single_reader(lambda scrape: getattr(scrape.facts.tracker, field))
 
 
 def _handover_age(scrape: _Scrape) -> float:
-    # Only the tracker has granted queues that are not obeyed yet; only the facts have handovers of an earlier leader.
+    # The tracker counts handovers until the new owner obeys the grant; the facts have those of an earlier leader, too.
     return max(scrape.facts.tracker.oldest_handover_seconds(scrape.now), scrape.facts.oldest_handover_seconds)
 
 
@@ -119,7 +119,7 @@ def _members(scrape: _Scrape) -> Samples:
         yield ("Foreign",), len(scrape.facts.broker.unmanaged_ids)  # unmanaged; names in metrics do not change
 
 
-def _releasing(scrape: _Scrape) -> int:
+def _releasing_count(scrape: _Scrape) -> int:
     document = scrape.facts.group.stored_assignment.document
     return len(document.releasing) if document else 0
 
@@ -154,7 +154,7 @@ def _queue_lags(scrape: _Scrape) -> Samples:
                 yield (queue.topic, queue.broker, str(queue.id), scrape.owners.get(queue, "")), queue_lag.lag
 
 
-def _of_topic(field: str) -> SampleReader:
+def _topic_reader(field: str) -> SampleReader:
     def read(scrape: _Scrape) -> Samples:
         for topic, lag in scrape.topics.items():
             yield (topic,), getattr(lag, field)
@@ -168,7 +168,8 @@ def _lag_states(scrape: _Scrape) -> Samples:
             yield (str(state),), counts[state]
 
 
-def _of_deliveries(read: DeliveryReader) -> SampleReader:
+def _with_deliveries(read: DeliveryReader) -> SampleReader:
+    """Return a reader that passes the group's deliveries to `read`."""
     return lambda scrape: read(scrape.facts.group.deliveries, scrape.now)
 
 
@@ -176,9 +177,9 @@ def _lag_age(scrape: _Scrape) -> float | None:
     return None if scrape.facts.lag.requested_at is None else scrape.now - scrape.facts.lag.requested_at
 
 
-def _certificate_time(field: str) -> SampleReader:
-    # Without a certificate, the validity is None and has no such field.
-    return _single(lambda scrape: getattr(scrape.facts.broker.client_validity, field, None))
+def _certificate_reader(field: str) -> SampleReader:
+    # Without a certificate, the validity is None and has no such field: no sample.
+    return _single_reader(lambda scrape: getattr(scrape.facts.broker.client_validity, field, None))
 
 
 def _conditions(scrape: _Scrape) -> Samples:
@@ -193,27 +194,31 @@ def _problems(scrape: _Scrape) -> Samples:
 
 
 GAUGES: tuple[GroupMetric, ...] = (
-    GroupMetric("rota_generation", "Generation of the group's assignment.", _of_status("generation")),
+    GroupMetric("rota_generation", "Generation of the group's assignment.", _status_reader("generation")),
     GroupMetric("rota_members", "Members by state; Foreign: unmanaged consumers.", _members, ("state",)),
-    GroupMetric("rota_idle_members", "Members that own no queue.", _of_status("idleMembers")),
-    GroupMetric("rota_queues", "Queues that the group consumes.", _of_status("queues")),
-    GroupMetric("rota_unowned_queues", "Queues without an owner.", _of_status("unownedQueues")),
-    GroupMetric("rota_releasing_queues", "Queues that were revoked and are not granted yet.", _single(_releasing)),
+    GroupMetric("rota_idle_members", "Members that own no queue.", _status_reader("idleMembers")),
+    GroupMetric("rota_queues", "Queues that the group consumes.", _status_reader("queues")),
+    GroupMetric("rota_unowned_queues", "Queues without an owner.", _status_reader("unownedQueues")),
+    GroupMetric(
+        "rota_releasing_queues", "Queues that were revoked and are not granted yet.", _single_reader(_releasing_count)
+    ),
     GroupMetric(
         "rota_handover_age_seconds",
         "Age of the oldest handover in progress in seconds; 0 without one.",
-        _single(_handover_age),
+        _single_reader(_handover_age),
     ),
-    GroupMetric("rota_queue_unowned_seconds_total", "Queue-seconds without an owner.", _of_tracker("unowned_seconds")),
+    GroupMetric(
+        "rota_queue_unowned_seconds_total", "Queue-seconds without an owner.", _tracker_reader("unowned_seconds")
+    ),
     GroupMetric(
         "rota_queue_contested_seconds_total",
         "Queue-seconds in which two members may have consumed a queue, after a forced grant.",
-        _of_tracker("contested_seconds"),
+        _tracker_reader("contested_seconds"),
     ),
     GroupMetric(
         "rota_uncommitted_messages",
         "Delivered messages with uncommitted offsets, as last reported by members: a crash repeats their delivery.",
-        _single(lambda scrape: scrape.facts.uncommitted_messages),
+        _single_reader(lambda scrape: scrape.facts.uncommitted_messages),
     ),
     GroupMetric(
         "rota_imbalance_ratio",
@@ -228,41 +233,44 @@ GAUGES: tuple[GroupMetric, ...] = (
         ("topic", "broker", "queue", "member"),
     ),
     GroupMetric(
-        "rota_group_lag", "Lag of the group on a topic, in messages; absent if unknown.", _of_topic("lag"), ("topic",)
+        "rota_group_lag",
+        "Lag of the group on a topic, in messages; absent if unknown.",
+        _topic_reader("lag"),
+        ("topic",),
     ),
     GroupMetric(
         "rota_group_lag_estimated",
         "1 if the lag is an upper bound: a filter skips some of the messages, or the group is Broadcasting.",
-        _of_topic("estimate"),
+        _topic_reader("estimate"),
         ("topic",),
     ),
     GroupMetric(
         "rota_group_delay_seconds",
         "Seconds for which the oldest unconsumed message of a topic has waited; absent if unknown.",
-        _of_topic("delay"),
+        _topic_reader("delay"),
         ("topic",),
     ),
     GroupMetric("rota_queues_by_lag_state", "Queues by lag state.", _lag_states, ("lag_state",)),
     GroupMetric(
         "rota_dead_letters",
         "Messages in the group's dead-letter topic.",
-        _single(lambda scrape: scrape.facts.lag.dead_letters),
+        _single_reader(lambda scrape: scrape.facts.lag.dead_letters),
     ),
     GroupMetric(
         "rota_lag_age_seconds",
         "Seconds since brokers last returned the group's offsets; if they never did, since the first request.",
-        _single(_lag_age),
+        _single_reader(_lag_age),
     ),
-    *(GroupMetric(name, text, _of_deliveries(read), labels) for name, text, read, labels in DELIVERY_METRICS),
+    *(GroupMetric(name, text, _with_deliveries(read), labels) for name, text, read, labels in DELIVERY_METRICS),
     GroupMetric(
         "rota_group_client_certificate_expiration_timestamp_seconds",
         "When the certificate expires that the operator presents to the group's brokers (tls.clientSecret).",
-        _certificate_time("not_after"),
+        _certificate_reader("not_after"),
     ),
     GroupMetric(
         "rota_group_client_certificate_not_before_timestamp_seconds",
         "Since when that certificate is valid.",
-        _certificate_time("not_before"),
+        _certificate_reader("not_before"),
     ),
     GroupMetric("rota_group_condition", "Whether a condition is True: 1 or 0.", _conditions, ("condition",)),
     GroupMetric("rota_group_problem", "1 for each present problem, by its reason.", _problems, ("reason",)),

@@ -29,7 +29,7 @@ class GroupSource(Protocol):
 
 
 class OperatorMetrics:
-    """The operator's metrics."""
+    """All metrics of the operator and of its groups; reconciles count in it, and each scrape renders it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class OperatorMetrics:
         `watch_ages` returns the seconds since the last watch event of each kind, `journal_counts` what the journal did,
         and `trace_of` the trace id of a rebalance, empty if it has no trace.
         """
-        self.trackers: dict[ObjectKey, RebalanceTracker] = {}
+        self.trackers: dict[ObjectKey, RebalanceTracker] = {}  # of groups that this leader has planned
         self._is_leading = is_leading
         self._read_watch_ages = watch_ages
         self._trace_of = trace_of
@@ -184,7 +184,7 @@ class OperatorMetrics:
                 counter.forget(key)
 
     def clear(self) -> None:
-        """Drop the series of all groups: another operator reports them."""
+        """Drop the series of all groups, because another operator leads and reports them."""
         for key in {*self.trackers, *self._initialized}:
             self.forget(key)
 

@@ -29,7 +29,7 @@ class QueueHandover(NamedTuple):
     """A completed handover of a queue; times are seconds on the event loop's clock."""
 
     queue: Queue
-    previous_owner: Holder | None
+    previous_owner: Holder | None  # None: the queue had no owner
     next_owner: Holder
     revoked_at: float  # the time of the grant if the queue was not revoked before
     granted_at: float
@@ -87,29 +87,29 @@ class RebalanceTracker:
     _longest_seconds: float = 0.0  # of the present rebalance: the duration of its longest handover
     _slowest: list[QueueHandover] = field(default_factory=list)  # of the present rebalance
     _handover_count: int = 0
-    _counted_until: float | None = None  # until when queue-seconds are counted; None before the first plan
+    _counted_until: float | None = None  # until when queue-seconds are counted; None: no plan yet
 
     def record_plan(
         self, plan: Plan, document: Assignment | None, obeyed_generations: Mapping[Holder, int], now: float
     ) -> RebalanceChange:
         """Update the history with a plan, the stored document after it, and the generation that each member obeys."""
         is_first = self._counted_until is None
-        self.count_seconds(now)  # first: the time so far belongs to the previous plan and document
+        self.count_seconds(now)  # before the update: the time so far belongs to the previous plan and document
         previous = self.last_plan
-        self.last_plan = replace(plan, document=None, config_map_data={}, journal_records=())
+        self.last_plan = replace(plan, document=None, config_map_data={}, journal_records=())  # without large fields
         moved, forced = self._apply_document(document, now) if document else (0, 0)
         completed = self._complete_handovers(obeyed_generations, now)
         for handover in completed:
             if handover.previous_owner:
                 self._longest_seconds = max(self._longest_seconds, handover.seconds)
-        # `gate_reason` is returned only by the plan with which a gate begins to hold queues. At the first plan that is
-        # not known; NOTHING_WOULD_CHANGE holds no queue.
+        # `gate_reason` is set only for the plan with which a gate begins to hold queues. Whether that is the first plan
+        # seen here is not known. NOTHING_WOULD_CHANGE holds no queue.
         gate_reason = plan.hold.reason if plan.hold else None
         previous_reason = previous.hold.reason if previous.hold else None
         if is_first or gate_reason in {previous_reason, Reason.NOTHING_WOULD_CHANGE}:
             gate_reason = None
         completed_rebalance = self._update_rebalance(plan, forced, completed)
-        # Without its start, the duration of a rebalance is not measured here, so metrics do not count it.
+        # Metrics do not count a rebalance that began before the first plan seen here.
         ended = completed_rebalance.rebalance if completed_rebalance and self._saw_start else None
         return RebalanceChange(moved, completed, ended, gate_reason, completed_rebalance)
 
@@ -121,7 +121,7 @@ class RebalanceTracker:
         self.contested_seconds += seconds * (len(self._document.forced) if self._document else 0)
 
     def copy_at(self, now: float) -> "RebalanceTracker":
-        """Update the totals to `now`, and return a copy: readers use it while the original changes."""
+        """Update the totals to `now`, and return a copy, which a thread may read while the original changes."""
         self.count_seconds(now)
         return replace(self, rebalances=self.rebalances.copy(), _open_handovers=dict(self._open_handovers))
 
@@ -215,7 +215,7 @@ class RebalanceTracker:
 
 
 def _find_plan_record(plan: Plan, at: str) -> Mapping[str, Any]:
-    """Return the journal record of the plan that started a rebalance; empty if this is a later plan."""
+    """Return the journal record of a plan that started the rebalance with start time `at`; empty if it did not."""
     for record in plan.journal_records:
         if record.get("kind") == "plan" and record.get("at") == at:
             return record

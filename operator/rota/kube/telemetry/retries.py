@@ -1,4 +1,7 @@
-"""Counts messages that arrive in groups' retry topics: members sent them back, and brokers deliver them again."""
+"""Counts messages that arrive in groups' retry topics: members sent them back, and brokers deliver them again.
+
+The counts come from the ends of the retry queues, in the `offsets` records that the journal gets anyway.
+"""
 
 from collections.abc import Mapping
 from typing import Any

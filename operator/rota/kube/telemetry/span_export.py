@@ -1,4 +1,7 @@
-"""Sends traces by OpenTelemetry's SDK, which reads OpenTelemetry's variables. Imported only if traces are exported."""
+"""Sends traces by OpenTelemetry's SDK, which reads its environment variables.
+
+Imported only if traces are exported: the SDK is an optional extra.
+"""
 
 from collections.abc import Mapping
 from hashlib import blake2b

@@ -17,7 +17,7 @@ from rota.kube.members.report_client import UNCOUNTED_BYTES
 from rota.kube.state import retention_budget
 from rota.kube.state.group import Group
 from rota.kube.state.retention_budget import RetentionBudget
-from rota.kube.state.stored_assignment import MAX_UNCLAIMED_BYTES, MAX_SETTINGS_BYTES, AssignmentLimits
+from rota.kube.state.stored_assignment import MAX_SETTINGS_BYTES, MAX_UNCLAIMED_BYTES, AssignmentLimits
 from rota.model import Queue, Reason
 from rota.planner import DecodedReport
 from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangedQueues

@@ -30,7 +30,7 @@ class FolderRetention:
     def __init__(self, store: FolderStore, max_bytes: int) -> None:
         self._store = store
         self._max_bytes = max_bytes
-        self._unscanned_bytes = max_bytes  # written since the last listing; at first so many that a listing is due
+        self._unscanned_bytes = max_bytes  # written since the last listing; initially so many that a listing is due
 
     def make_room(self, hour: str, needed_bytes: int) -> None:
         """If a listing is due, remove old drafts and the oldest segments, those of `hour` last.
@@ -44,7 +44,8 @@ class FolderRetention:
             bytes_by_hour = self._measure_hours(dates)
             surplus_bytes = sum(bytes_by_hour.values()) + needed_bytes - self._max_bytes
             margin_bytes = 2 * interval_bytes  # for this operator and another one, until their next listings
-            for oldest in sorted(bytes_by_hour, key=lambda stored: (stored == hour, stored)):
+            oldest_first = sorted(bytes_by_hour, key=lambda stored_hour: (stored_hour == hour, stored_hour))
+            for oldest in oldest_first:
                 if surplus_bytes + margin_bytes > 0:
                     surplus_bytes -= self._remove(oldest, surplus_bytes + margin_bytes, hour)
             if surplus_bytes > 0:

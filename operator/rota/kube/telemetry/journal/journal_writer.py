@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 class _Line(NamedTuple):
     at: str
-    hour: str  # of the file, in UTC
+    hour: str  # UTC hour of the segment that the line belongs to
     text: bytes  # the record, as a line of JSON
 
 
@@ -57,13 +57,13 @@ class JournalCounts(NamedTuple):
 class _Output(Protocol):
     """Where lines go to: segments, or standard output, which has nothing to close."""
 
-    name: str  # the subject of a sentence
+    log_subject: str  # subject of log messages
 
     def append(self, hour: str, lines: bytes) -> None:
         """Append lines of an hour; raise WriteFailedError with the failed lines."""
 
     def close_due(self) -> float | None:
-        """Close segments that are old or large enough; return the seconds until the next one is, None: none is open."""
+        """Close segments that are old or large enough; return the seconds until the next is due; None: none is open."""
 
     def finish(self) -> None:
         """Close all segments, after the last line."""
@@ -73,12 +73,12 @@ class _Output(Protocol):
 
 
 class _StdoutOutput:
-    """Appends lines to standard output."""
+    """Appends lines to standard output. Without a journal, it is created but never written to."""
 
-    name = "The journal on standard output"
+    log_subject = "The journal on standard output"
 
     def __init__(self) -> None:
-        # -1: an operator without a journal starts even if its standard output is closed.
+        # -1: without a journal, standard output may be closed.
         self._appender = LineAppender(sys.stdout.fileno() if sys.stdout else -1)
 
     def append(self, _hour: str, lines: bytes) -> None:
@@ -120,7 +120,7 @@ class Journal:
         """Open the journal; raise ValueError, with a sentence for users, if that is not possible.
 
         `destination` is a folder, a URI, `-` for standard output, or empty for none. `writer` and `pod_uid` are part of
-        segments' names. `limit` is that of the folder, or of the spool for a URI.
+        segments' names. `limit`: maximum size of the folder, or of the local spool if `destination` is a URI.
         """
         self.dropped_records = 0  # dropped records since the start
         self._destination = destination
@@ -162,7 +162,7 @@ class Journal:
             return
         values = sum(map(_count_values, queued))
         with self._condition:
-            # Records that exceed the limit alone are queued if no others wait, since otherwise they are never written.
+            # Records that exceed the limit by themselves are queued if none wait; else they could never be written.
             is_full = self._unwritten_values > 0 and self._unwritten_values + values > MAX_QUEUED_VALUES
             is_dropped = self._closing or is_full
             if not is_dropped:
@@ -191,7 +191,8 @@ class Journal:
             idle_seconds = self._close_due()
             with self._condition:
                 drops = self._unreported_drops
-                # While drops are unreported, wait only for a while: a gap record is written even without other records.
+                # Wake for new records, for the end, and for new drops. While earlier drops are unreported, also wake
+                # after RETRY_SECONDS, to write their gap record even without other records.
                 self._condition.wait_for(
                     lambda: self._queued or self._closing or self._unreported_drops > drops,  # noqa: B023 - used at once
                     RETRY_SECONDS if drops else idle_seconds,
@@ -220,8 +221,10 @@ class Journal:
         for start in range(0, max(len(records), 1), MAX_BATCH_RECORDS):
             batch = records[start : start + MAX_BATCH_RECORDS]
             dropped = self._unreported_drops if start == 0 else 0
+            # At the end, try the disk once more, before `_retry_at`; if that fails, the other batches are dropped.
+            is_forced = is_last and start == 0
             try:
-                self._write_batch(batch, dropped=dropped, is_forced=is_last and start == 0)
+                self._write_batch(batch, dropped=dropped, is_forced=is_forced)
             except Exception as error:  # noqa: BLE001 - the thread must not end before the operator does
                 self._retry_at = time.monotonic() + RETRY_SECONDS
                 if batch:
@@ -239,12 +242,13 @@ class Journal:
         if dropped and not unwritten:
             with self._condition:
                 self._unreported_drops -= dropped
-                was_logged, self._is_failure_logged = self._is_failure_logged, False
+                was_logged = self._is_failure_logged
+                self._is_failure_logged = False
             if was_logged:
                 _log.warning("The journal is writable again; %d records were dropped", dropped)
-        # The unwritten lines are the last ones. A gap record among them does not count as lost, since a later one
-        # reports the same drops.
-        lost = record_lines[len(lines) - unwritten :]
+        written = len(lines) - unwritten
+        # The gap line is not in `record_lines`: if it is unwritten, a later gap record reports the same drops.
+        lost = record_lines[written:]
         if lost:
             self._note_dropped(min(line.at for line in lost), len(lost), reason)
 
@@ -254,7 +258,7 @@ class Journal:
         try:
             for hour, run in groupby(lines, key=lambda line: line.hour):
                 texts = [line.text for line in run]
-                unwritten -= len(texts)
+                unwritten -= len(texts)  # the handler below adds those that failed
                 self._output.append(hour, b"".join(texts))
         except WriteFailedError as error:
             self._retry_at = time.monotonic() + RETRY_SECONDS
@@ -276,14 +280,14 @@ class Journal:
         return {"schema": RECORD_SCHEMA, "kind": "gap", "at": format_time(time.time()), **fields}
 
     def _note_spool_drop(self, lost: LostRecords) -> None:
-        """Count records that were dropped since they could not be shipped; the shipper has logged the reason."""
+        """Count records that were dropped because they could not be shipped; the shipper has logged the reason."""
         self._note_dropped(lost.since, lost.records, "", reported=lost.reported)
 
     def _note_dropped(self, at: str, count: int, reason: str, *, reported: int = 0) -> None:
         """Count dropped records; log the first reason since records could be written.
 
-        `reported` records were counted earlier. They are reported again, because the gap record that reported them is
-        dropped, too.
+        `reported`: records that a gap record in a dropped segment had reported. That gap record is lost, so the next
+        one reports them again; `dropped_records` has counted them already.
         """
         with self._condition:
             self._first_drop_at = min(at, self._first_drop_at) if self._unreported_drops else at
@@ -293,11 +297,11 @@ class Journal:
             is_logged = bool(reason) and not self._is_failure_logged
             self._is_failure_logged |= is_logged
         if is_logged:
-            _log.error("%s cannot be written: %s; records are dropped until it can", self._output.name, reason)
+            _log.error("%s cannot be written: %s; records are dropped until it can", self._output.log_subject, reason)
 
 
 def _count_values(container: Mapping[str, Any] | list[Any]) -> int:
-    """Count the values in a record, with those in nested containers; elements of a list are all of one type."""
+    """Count the values in a record, nested ones included; elements of a list are all of the type of the first."""
     if isinstance(container, list):
         nested = container if container and type(container[0]) in _CONTAINERS else []
         return len(container) + sum(map(_count_values, nested))

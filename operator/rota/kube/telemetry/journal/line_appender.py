@@ -30,6 +30,7 @@ class LineAppender:
             written = data[: len(data) - len(remaining)]
             if written:
                 self._is_torn = not written.endswith(b"\n")
+            # Bytes of `lines` up to the last line that was written as a whole.
             whole_line_bytes = max(written.rfind(b"\n") + 1 - len(prefix), 0)
             raise WriteFailedError(error.strerror or str(error), lines[whole_line_bytes:]) from None
         self._is_torn = False

@@ -1,4 +1,8 @@
-"""Output of the journal to a folder or bucket: a spool, and the thread that ships its segments."""
+"""Output of the journal to a folder or bucket: a spool, and the thread that ships its segments.
+
+A segment is a file of lines. `Spool` appends to it in a folder of its own; when it is closed, `SegmentShipper` stores
+it in the journal's folder or bucket.
+"""
 
 import errno
 import fcntl
@@ -21,7 +25,7 @@ from rota.object_store import FolderStore, ObjectStore, StoreError, open_store
 from rota.object_store.segments import SegmentName
 
 HIDDEN_SPOOL = ".spool"  # in the journal's folder
-SPOOL_PARTS = 10  # a tenth of a folder's limit is for the spool
+SPOOL_DIVISOR = 10  # limit_bytes // 10 of a folder journal is for its spool
 CHECK_SECONDS = 5.0  # to wait for the disk at start
 TRANSIENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # may pass; others are fatal at start
 
@@ -32,7 +36,7 @@ class JournalPlace(NamedTuple):
     """Where a journal is written."""
 
     destination: str  # a folder, or the URI of a bucket's prefix
-    limit_bytes: int  # of the folder with its spool, or of the spool for a bucket
+    limit_bytes: int  # for a folder, of journal and spool together; for a bucket, of the local spool only
     spool: str = ""  # a folder; empty: the default
 
 
@@ -44,8 +48,8 @@ class SegmentOutput:
     ) -> None:
         """Raise ValueError, with a sentence for users, if the place cannot be used.
 
-        `identity` and `pod_uid` are part of the segments' names. `on_dropped` is called with records that the spool had
-        to drop.
+        `identity` and `pod_uid` are part of the segments' names. `on_dropped` is called with records that the spool
+        dropped because it was full, or because their file cannot be read.
         """
         try:
             store = open_store(place.destination)
@@ -56,13 +60,14 @@ class SegmentOutput:
         spool = _find_spool(place, store)
         _check_in_thread(lambda: _check_folders(store, spool), store.uri)
         if isinstance(store, FolderStore):
-            spool_bytes = place.limit_bytes // SPOOL_PARTS
+            spool_bytes = place.limit_bytes // SPOOL_DIVISOR
             retention = FolderRetention(store, place.limit_bytes - spool_bytes)
-        # The name of every segment of this process, but for the hour and the sequence, which the spool fills in.
-        process = SegmentName("", identity, re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0", _utc_now(), 0)
-        self._spool = Spool(spool, process, spool_bytes, on_dropped)
+        uid = re.sub(r"[^0-9A-Za-z]", "", pod_uid) or "0"
+        # The spool sets hour and sequence of each segment; the rest identifies this process.
+        own_name = SegmentName(hour="", pod=identity, uid=uid, start=_utc_now(), sequence=0)
+        self._spool = Spool(spool, own_name, spool_bytes, on_dropped)
         self._shipper = SegmentShipper(store, self._spool, retention)
-        self.name = f"The journal's spool {spool}"
+        self.log_subject = f"The journal's spool {spool}"
         self.append = self._spool.append
         self.close_due = self._spool.close_due  # closes segments that are old or large enough
 
@@ -100,10 +105,10 @@ def _find_spool(place: JournalPlace, store: ObjectStore) -> Path:
         return Path(place.spool).absolute()
     if isinstance(store, FolderStore):
         return Path(store.uri) / HIDDEN_SPOOL
-    own = Path(tempfile.gettempdir()) / f"rota-journal-{os.getuid()}"
-    _check_own(own)
+    user_folder = Path(tempfile.gettempdir()) / f"rota-journal-{os.getuid()}"
+    _check_owned_by_user(user_folder)
     # A folder for each destination, so that no journal ships the segments of another one.
-    return own / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+    return user_folder / hashlib.sha256(store.uri.encode()).hexdigest()[:16]
 
 
 def _check_in_thread(check: Callable[[], None], uri: str) -> None:
@@ -120,24 +125,27 @@ def _check_in_thread(check: Callable[[], None], uri: str) -> None:
     thread.start()
     thread.join(CHECK_SECONDS)
     if thread.is_alive():
-        _log.error("The disk of the journal %s does not respond; records may be dropped until it does", uri)
+        _log.error(
+            "The disk of the journal %s or of its spool does not respond; records may be dropped until it does", uri
+        )
     elif mistakes:
         raise mistakes[0]
 
 
 def _check_folders(store: ObjectStore, spool: Path) -> None:
     """Raise ValueError if the journal's folder or its spool cannot be used."""
-    option = f"--journal-spool {spool}"
+    blamed_option = f"--journal-spool {spool}"
     if isinstance(store, FolderStore):
         journal = Path(store.uri)
         _check_writable(f"--journal {journal}", journal)
         _check_hard_links(store)
-        option = f"--journal {journal}" if spool == journal / HIDDEN_SPOOL else option
-    _check_writable(option, spool)
-    _check_locks(option, spool)
+        if spool == journal / HIDDEN_SPOOL:  # not chosen by an option of its own
+            blamed_option = f"--journal {journal}"
+    _check_writable(blamed_option, spool)
+    _check_locks(blamed_option, spool)
 
 
-def _check_own(folder: Path) -> None:
+def _check_owned_by_user(folder: Path) -> None:
     """Raise ValueError if another user could change a folder in /tmp, where everyone may create folders."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -17,7 +17,7 @@ MAX_RETRY_SECONDS = 60.0  # longest pause
 SPOOL_SUFFIX = ".jsonl"
 
 _SPOOL_FILE = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)-(\d{6,12})\.jsonl", re.ASCII)
-_GAP = b'"kind":"gap"'
+_GAP = b'"kind":"gap"'  # in the lines of `gap` records, which report how many records were dropped
 
 
 class _LineFields(msgspec.Struct):
@@ -73,7 +73,8 @@ def segment_bytes(limit_bytes: int) -> int:
 def segments_to_close(segments: Collection[OpenSegment], now: float, max_bytes: int) -> list[OpenSegment]:
     """Return the open segments that are old or large enough, and the oldest if more than MAX_OPEN_SEGMENTS are open."""
     by_age = sorted(segments, key=lambda segment: segment.opened_at)
-    surplus = by_age[: max(len(by_age) - MAX_OPEN_SEGMENTS, 0)]
+    surplus_count = max(len(by_age) - MAX_OPEN_SEGMENTS, 0)
+    surplus = by_age[:surplus_count]
     return [
         segment
         for segment in by_age
@@ -125,18 +126,18 @@ def _decode_fields(line: bytes) -> _LineFields:
 
 def count_lost(segment: ClosedSegment, lines: bytes) -> LostRecords:
     """Return the records that are lost if a segment is dropped; a `gap` record counts as the losses that it reports."""
-    own = count_missing(segment, lines)
+    records = count_missing(segment, lines)
     reported = 0
     times = [segment.since] if segment.since else []
     for line in lines.splitlines():
         # Decode only gaps, and lines until a time is known, since decoding all lines is slow.
         fields = _decode_fields(line) if _GAP in line or not times else _NO_FIELDS
         if fields.missing is None:
-            own += 1
+            records += 1
         else:
             reported += fields.missing
         times += filter(None, (fields.at, fields.since))
-    return LostRecords(own, min(times, default=segment.earliest), reported)
+    return LostRecords(records, min(times, default=segment.earliest), reported)
 
 
 def count_missing(segment: ClosedSegment, lines: bytes) -> int:

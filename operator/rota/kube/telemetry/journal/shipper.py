@@ -31,10 +31,10 @@ class SegmentShipper:
         self.failed_attempts = 0
         self._store = store
         self._spool = spool
-        self._retention = retention  # of a folder; buckets have rules of their own
+        self._retention = retention  # of a folder; None: a bucket, whose lifecycle rules expire objects
         self._failures = 0  # since the last success
         self._failing_since = 0.0
-        self._adopt_at = 0.0
+        self._adopt_at = 0.0  # when to search for segments of ended processes
         self._deadline: float | None = None  # set when the operator ends
         self._close_failures = 0  # since `_deadline` was set
         self._thread = threading.Thread(target=self._run, name="journal shipper", daemon=True)
@@ -60,13 +60,13 @@ class SegmentShipper:
     def _ship_all(self) -> None:
         """Ship segments until the operator ends; then ship the remaining ones until the deadline."""
         while True:
-            deadline = self._deadline  # read before shipping: once it is set, all segments are closed
+            deadline = self._deadline  # read first: it is set after the last segment was closed, so then none is missed
             has_failed = False
             try:
                 if self._ship_next():
                     continue
             except Exception as error:  # noqa: BLE001 - the thread must not end before the operator does
-                self._spool.put_back()
+                self._spool.release_taken()
                 self._note_failure(str(error) if isinstance(error, StoreError) else repr(error))
                 has_failed = True
             if deadline is None:
@@ -104,7 +104,7 @@ class SegmentShipper:
         except OSError as error:
             if error.errno in OUT_OF_RESOURCES:
                 raise
-            self._forget(segment, error)
+            self._handle_unreadable(segment, error)
             return True
         if lines:
             self._store_lines(segment.name, lines)
@@ -114,10 +114,10 @@ class SegmentShipper:
         self._report_missing(segment, lines)
         return True
 
-    def _forget(self, segment: ClosedSegment, error: OSError) -> None:
+    def _handle_unreadable(self, segment: ClosedSegment, error: OSError) -> None:
         """Remove a segment because its file cannot be read; report its records as lost unless they are stored."""
         is_adopted = segment.records is None
-        if isinstance(error, FileNotFoundError) and (is_adopted or self._has(segment.name.key)):
+        if isinstance(error, FileNotFoundError) and (is_adopted or self._is_in_store(segment.name.key)):
             self._spool.remove(segment)  # stored by an operator of another node, where the folder's lock is not seen
             return
         _log.error("A segment of the journal cannot be read; its records are lost: %s", error)
@@ -130,7 +130,7 @@ class SegmentShipper:
             _log.error("%s of the journal were not kept by the spool's disk%s", pluralize(missing, "record"), reason)
             self._spool.report_missing(segment, missing)
 
-    def _has(self, key: str) -> bool:
+    def _is_in_store(self, key: str) -> bool:
         try:
             self._store.read(key)
         except (FileNotFoundError, StoreError):  # without the right to list, S3 answers 403 for a missing object

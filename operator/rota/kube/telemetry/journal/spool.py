@@ -1,4 +1,7 @@
-"""The spool: a folder with the segments that are not shipped yet."""
+"""The spool: a folder with the journal's segments until `SegmentShipper` has stored them at the journal's destination.
+
+A restart loses none of them: the next process adopts what an ended one has left.
+"""
 
 import errno
 import os
@@ -36,19 +39,19 @@ class Spool:
     """
 
     def __init__(
-        self, root: Path, process: SegmentName, max_bytes: int, on_dropped: Callable[[LostRecords], None]
+        self, root: Path, own_name: SegmentName, max_bytes: int, on_dropped: Callable[[LostRecords], None]
     ) -> None:
-        """Use the folder `root`. Only pod, uid and start of `process` are used: they identify this process."""
+        """Use the folder `root`. Pod, uid and start of `own_name` identify this process; the rest is unused."""
         self.root = root
-        self.size_bytes = 0  # of all segments; read without the lock, which a slow disk may hold
+        self.size_bytes = 0  # of all segments; read without the lock, which a thread that waits for a disk may hold
         self.changed = threading.Condition()  # also the lock of the fields below; notified when a segment is closed
         self._max_bytes = max_bytes
         self._on_dropped = on_dropped
-        self._folders = SpoolFolders(root, process)
+        self._folders = SpoolFolders(root, own_name)
         self._sequence = 0  # of the newest segment
         self._open: dict[str, _SegmentFile] = {}  # by hour
         self._closed: list[ClosedSegment] = []  # the oldest first
-        self._taken: ClosedSegment | None = None  # by the thread that ships
+        self._taken: ClosedSegment | None = None  # the segment that is being shipped
 
     def append(self, hour: str, lines: bytes) -> None:
         """Append lines to the segment of an hour; raise WriteFailedError with the failed lines."""
@@ -66,7 +69,7 @@ class Spool:
         self._drop_surplus()
 
     def close_due(self) -> float | None:
-        """Close segments that are old or large enough; return the seconds until the next one is, None: none is open."""
+        """Close segments that are old or large enough; return the seconds until the next is due; None: none is open."""
         with self.changed:
             now = time.monotonic()
             for segment in segments_to_close(self._open_segments(), now, segment_bytes(self._max_bytes)):
@@ -87,13 +90,16 @@ class Spool:
             self._release_folders()
 
     def take(self) -> ClosedSegment | None:
-        """Return the oldest closed segment. It stays in the spool until it is removed or put back."""
+        """Return the oldest closed segment, for shipping. It is not dropped until `remove` or `release_taken`."""
         with self.changed:
             self._taken = self._closed[0] if self._closed else None
             return self._taken
 
-    def put_back(self) -> None:
-        """Let a full spool drop the taken segment. If it can never be shipped, it would displace all newer segments."""
+    def release_taken(self) -> None:
+        """Let a full spool drop the taken segment, whose shipping failed.
+
+        A segment that can never be shipped must not make the spool drop newer ones.
+        """
         with self.changed:
             self._taken = None
 
@@ -126,19 +132,22 @@ class Spool:
 
     @property
     def remaining(self) -> int:
-        """Number of segments in the spool; read without the lock, which a slow disk may hold."""
+        """Number of segments in the spool; read without the lock, as `size_bytes` is."""
         return len(self._closed) + len(self._open)
 
     def notify(self) -> None:
-        """Wake the thread that ships, unless the lock, which it needs, is held by a thread that waits for a disk."""
+        """Wake the shipping thread; give up after LOCK_SECONDS if a thread that waits for a disk holds the lock."""
         if self.changed.acquire(timeout=LOCK_SECONDS):
             self.changed.notify_all()
             self.changed.release()
 
     def close(self) -> None:
-        """Leave the remaining segments to the next process, and those of lines that a slow disk delays, too."""
+        """Unlock the folders, so that the next process adopts the remaining segments.
+
+        If a thread that waits for a disk holds the lock, only the end of the process unlocks them.
+        """
         if self.changed.acquire(timeout=LOCK_SECONDS):
-            self._folders.release(self._folders_in_use())
+            self._folders.release_except(self._folders_in_use())
             self._folders.unlock()
             self.changed.release()
 
@@ -147,10 +156,11 @@ class Spool:
         if file and not file.is_deleted:
             return file
         if file:
-            self._close(hour)  # deleted by a user, or stored by an operator of another node; see SegmentShipper
+            # A user deleted the file, or an operator on another node took this process for ended, and shipped it.
+            self._close(hour)
         self._folders.create_own()
         self._sequence += 1
-        name = self._folders.process._replace(hour=hour, sequence=self._sequence)
+        name = self._folders.own_name._replace(hour=hour, sequence=self._sequence)
         self._open[hour] = file = _SegmentFile(name, self._path(name))
         return file
 
@@ -165,7 +175,7 @@ class Spool:
 
     def _drop_surplus(self) -> None:
         while True:
-            with self.changed:  # until the segment is removed, so that it is not shipped meanwhile
+            with self.changed:  # held until the segment is removed, so that it is not shipped meanwhile
                 waiting = [segment for segment in self._closed if segment != self._taken]
                 surplus = segments_to_drop(waiting, self.size_bytes, self._max_bytes)
                 if not surplus:
@@ -185,7 +195,7 @@ class Spool:
         self.size_bytes = sum(segment.size_bytes for segment in self._segments())
 
     def _release_folders(self) -> None:
-        self._folders.release({spool_folder(self._folders.process), *self._folders_in_use()})
+        self._folders.release_except({spool_folder(self._folders.own_name), *self._folders_in_use()})
 
     def _folders_in_use(self) -> set[str]:
         return {spool_folder(segment.name) for segment in self._segments()}

@@ -1,4 +1,4 @@
-"""The folders of the spool, one for each process of the operator, each locked by its process.
+"""The folders of the spool, one for each process of the operator, which holds a lock (flock) on its folder.
 
 A process adopts the folders of processes that have ended. Since a file system may not show locks of other nodes, the
 folder of another pod is adopted only after it has not changed for IDLE_SECONDS.
@@ -28,23 +28,23 @@ _START = "%Y%m%dT%H%M%SZ"
 class SpoolFolders:
     """The folders that this process has locked: its own one, and adopted ones."""
 
-    def __init__(self, root: Path, process: SegmentName) -> None:
-        """Start without folders. Only pod, uid and start of `process` are used: they identify this process."""
+    def __init__(self, root: Path, own_name: SegmentName) -> None:
+        """Start without folders. Pod, uid and start of `own_name` identify this process; the rest is unused."""
         self.root = root
-        self.process = process
+        self.own_name = own_name
         self._has_created = False
         self._locks: dict[str, int] = {}  # descriptors of the locks, by the names of folders
 
     def create_own(self) -> None:
         """Create the folder of this process, unless it exists; raise OSError if it fails, and leave no folder then.
 
-        If the name of the folder was used by another process, `process` gets a later start.
+        If the name of the folder was used by another process, `own_name` gets a later start.
         """
         if self._is_own_locked():
             return
         self._has_created = False
         while True:
-            folder = self.root / spool_folder(self.process)
+            folder = self.root / spool_folder(self.own_name)
             try:
                 folder.mkdir(parents=True)
             except FileExistsError:
@@ -54,15 +54,15 @@ class SpoolFolders:
                 self._has_created = self._lock_new(folder)
                 if self._has_created:
                     return
-            start = calendar.timegm(time.strptime(self.process.start, _START)) + 1
-            self.process = self.process._replace(start=time.strftime(_START, time.gmtime(start)))
+            start = calendar.timegm(time.strptime(self.own_name.start, _START)) + 1
+            self.own_name = self.own_name._replace(start=time.strftime(_START, time.gmtime(start)))
 
     def _is_own_locked(self) -> bool:
         """Whether this process has its folder; false if its lock was deleted, so that others may adopt it."""
         if not self._has_created:  # an adopted folder may have the same name, from an earlier process
             return False
         try:
-            return os.fstat(self._locks[spool_folder(self.process)]).st_nlink > 0
+            return os.fstat(self._locks[spool_folder(self.own_name)]).st_nlink > 0
         except OSError:  # deleted by another node
             return False
 
@@ -75,8 +75,8 @@ class SpoolFolders:
                     adopted += self._segments_in(folder)
         return adopted
 
-    def release(self, needed: Collection[str]) -> None:
-        """Remove and unlock all locked folders, but the needed ones."""
+    def release_except(self, needed: Collection[str]) -> None:
+        """Remove and unlock all locked folders except the needed ones."""
         for folder in [name for name in self._locks if name not in needed]:
             with suppress(OSError):  # a user has put other files there
                 (self.root / folder / _LOCK).unlink(missing_ok=True)
@@ -97,7 +97,7 @@ class SpoolFolders:
             return []
 
     def _may_adopt(self, folder: Path) -> bool:
-        own_pod = spool_folder(self.process).rpartition("-")[0]
+        own_pod = spool_folder(self.own_name).rpartition("-")[0]  # the name without the process' start
         if folder.name.rpartition("-")[0] == own_pod:
             return True
         try:

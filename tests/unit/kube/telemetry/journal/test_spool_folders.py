@@ -78,7 +78,7 @@ def test_journal_spool_takes_the_next_name_where_another_process_has_its_folder(
     first.create_own()
     second = SpoolFolders(tmp_path, PROCESS)
     second.create_own()
-    assert (first.process.start, second.process.start) == ("20261121T075812Z", "20261121T075813Z")
+    assert (first.own_name.start, second.own_name.start) == ("20261121T075812Z", "20261121T075813Z")
 
 
 @pytest.mark.parametrize("name", ["photos", "lost+found", "rota-a", "a-b-20261121"])
@@ -92,7 +92,7 @@ def test_journal_spool_leaves_folders_of_users(tmp_path: Path, name: str) -> Non
         os.utime(path, (LONG_AGO, LONG_AGO))
     folders = SpoolFolders(tmp_path, PROCESS)
     assert folders.adopt() == []
-    folders.release([])
+    folders.release_except([])
     assert [*locked.iterdir()] == [locked / "lock"]
     assert empty.is_dir()
 
@@ -106,7 +106,7 @@ def test_journal_spool_follows_no_link_to_a_folder(tmp_path: Path) -> None:
     (root / "rota-a-0f8e1c5a-20261121T070000Z").symlink_to(linked_folder)
     folders = SpoolFolders(root, PROCESS)
     assert folders.adopt() == []
-    folders.release([])
+    folders.release_except([])
     assert [path.name for path in linked_folder.iterdir()] == [f"{HOUR}-000001.jsonl"]
 
 
@@ -125,7 +125,7 @@ def test_journal_spool_takes_the_next_name_where_it_has_adopted_a_folder_with_it
     folders = SpoolFolders(tmp_path, PROCESS)
     folders.adopt()
     folders.create_own()
-    assert folders.process.start == "20261121T075813Z"
+    assert folders.own_name.start == "20261121T075813Z"
     folders.unlock()
 
 
@@ -139,7 +139,7 @@ def test_journal_spool_whose_lock_was_deleted_locks_its_folder_again(tmp_path: P
     else:
         (own / "lock").unlink()
     folders.create_own()
-    current = tmp_path / spool_folder(folders.process)
+    current = tmp_path / spool_folder(folders.own_name)
     (current / f"{HOUR}-000001.jsonl").write_text("{}\n")
     assert SpoolFolders(tmp_path, PROCESS._replace(start="20261121T090000Z")).adopt() == []
     folders.unlock()
