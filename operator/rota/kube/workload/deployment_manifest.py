@@ -21,8 +21,9 @@ def build_manifest(
 ) -> JsonObject:
     """Return the Deployment of a group that has a template, as a body for a server-side apply.
 
-    `current` is the existing Deployment. Without autoUpgrade, its sidecar stays in every field as an earlier version
-    of the operator made it, until the user changes template or sidecar settings: a new operator must not roll pods.
+    `current` is the existing Deployment; None: there is none. Without autoUpgrade, its sidecar container and volumes
+    stay as an earlier version of the operator made them, until the user changes template or sidecar settings: an
+    upgrade of the operator must not roll pods.
     """
     name = body.metadata.name
     template = remove_sidecar(spec.template or {})
@@ -67,14 +68,14 @@ def _part_if_unchanged(current: Mapping[str, Any], digest: str) -> SidecarPart |
 
 
 def owner_reference(body: CustomResource) -> JsonObject:
-    """Return the owner reference by which an object is deleted along with its group."""
+    """Return the owner reference to a group, with which an object is deleted when the group is deleted."""
     kind = {"apiVersion": "rota.dev/v1alpha1", "kind": "ConsumerGroup"}
     identity = {"name": body.metadata.name, "uid": body.metadata.uid}
     return {**kind, **identity, "controller": True, "blockOwnerDeletion": False}
 
 
 def _template_digest(template: JsonObject, sidecar: SidecarSpec) -> str:
-    """Return a digest of all that the user can specify about the pods, so without the sidecar's version."""
+    """Return a digest of all that the user can specify about the pods; the sidecar's image is no part of it."""
     secrets = [sidecar.credentials_secret, sidecar.ca_secret]
     # Only if set: otherwise the digest would differ from those of earlier versions, and all pods would be rolled.
     if sidecar.client_certificate_secret:

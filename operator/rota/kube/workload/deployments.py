@@ -1,4 +1,8 @@
-"""Writer of a group's Secret with its members' key, and of the Deployment of a group that has a template."""
+"""Writer of a group's Deployment, if the group has a template, and (by `MemberKeys`) of the Secret with its key.
+
+It applies the whole manifest (server-side apply), and not again while neither the manifest nor the Deployment's spec
+has changed since.
+"""
 
 import hashlib
 from collections.abc import Collection
@@ -31,21 +35,22 @@ _SyncResult = tuple[tuple[Finding, ...], int]  # problems, and the number of wri
 
 class _AppliedManifest(NamedTuple):
     digest: str  # of the manifest that was applied last
-    generation: int  # of the Deployment after it; while it is the same, no other client has changed the spec
+    # The Deployment's `metadata.generation` after it. If still the same, no other client has changed the spec.
+    generation: int
 
 
 class Deployments:
     """Writes the Deployments and Secrets of groups."""
 
     def __init__(self, api: Api, image: str = "", *, enabled: bool = True, keys: MemberKeys | None = None) -> None:
-        """`image`: the sidecar image of new injections, by default that of this version."""
+        """`image`: the sidecar image of new injections; empty: that of this version. `keys` None: no keys."""
         self._api = api
         self._keys = keys
         self._image = image or default_image()
         self._enabled = enabled
         self._observed: dict[ObjectKey, Deployment] = {}
         self._applied: dict[ObjectKey, _AppliedManifest] = {}
-        self._deleted_versions: dict[ObjectKey, int] = {}  # during an apply: the version deleted meanwhile; 0: none
+        self._deleted_versions: dict[ObjectKey, int] = {}  # by running apply: the version deleted meanwhile; 0: none
 
     def on_upsert(self, observed: Deployment) -> bool:
         """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed.
@@ -71,14 +76,14 @@ class Deployments:
 
     @property
     def expected(self) -> Collection[Deployment]:
-        """The Deployments that this operator has seen or written, so that it expects them in a list of all."""
+        """The Deployments that this operator has seen or written. The informer expects them in its next list."""
         return self._observed.values()
 
     async def ensure_key(self, group: Group) -> None:
         """Write the Secret with the key of a group, if a member is not authenticated.
 
-        Call it before all other writes for the group: the reports of such members are ignored, so they are poked
-        repeatedly. With a thousand new groups, the pokes would leave the API server no capacity for the Secrets.
+        Call it before all other writes for the group: the reports of such members are ignored, so their pods are poked
+        repeatedly. With a thousand new groups, those pokes would leave the API server no capacity for the Secrets.
         """
         if self._keys and unauthenticated_pods(group.pods):
             await self._keys.write_secret_if_due(group)
@@ -88,14 +93,16 @@ class Deployments:
         spec = group.resolved_spec.spec
         key = (group.namespace, group.name)
         key_writes = await self._keys.distribute(group) if self._keys else 0
-        if spec is None or group.body is None or group.key_problems:  # without the key, new pods could not authenticate
+        # If the key could not be written, roll out no pods: they could not authenticate.
+        if spec is None or group.body is None or group.key_problems:
             return key_writes
         generation = group.body.metadata.generation
         problems, writes = await self._sync_deployment(group, spec, key)
-        group.deployment_problems = problems  # only now: reconciles during the await publish the previous ones
+        # Replaced only now, so that a status published during the await has the previous ones.
+        group.deployment_problems = problems
         current = self._observed.get(key) if spec.template is not None else None
         is_rolling_out = current is not None and current.rollout is RolloutState.UNDER_WAY
-        # After a rejection, too: this generation was tried, and its problems are known.
+        # Set after a rejection, too: this generation was tried, and its problems are known.
         group.rollout = AppliedTemplate(generation, is_rolling_out=is_rolling_out)
         return key_writes + writes
 

@@ -1,7 +1,9 @@
 """Injection of the sidecar into pod templates, and its removal; pure functions.
 
-Removal restores the original template. It recognises almost all injected parts by name; other changes (a raised grace
-period, a list that was present but empty) are recorded in an annotation of the template, which is added only for them.
+`rota inject` uses both for users' manifests, the operator for the Deployments of groups with a template. Removal
+restores the original template, and an injection starts with a removal. It recognises almost all injected parts by name;
+other changes (a raised grace period, a list that was present but empty) are recorded in an annotation of the template,
+the reverse patch, which is added only if there are such changes.
 """
 
 import math
@@ -22,7 +24,7 @@ REVERSE_PATCH_ANNOTATION: Final = "rota.dev/before"  # the changes that are not 
 _DRAINED_PATH = "/v1/drained"
 _DRAIN_PATH = "/v1/drain"
 _DEFAULT_GRACE_SECONDS = 30  # terminationGracePeriodSeconds of a pod that specifies none
-_AFTER_DRAIN_SECONDS = 15  # for the containers to end after the drain
+_AFTER_DRAIN_SECONDS = 15  # part of the grace period in which the containers end after the drain
 
 
 def inject(pod_template: Mapping[str, Any], group: str, sidecar: SidecarSpec) -> JsonObject:
@@ -80,7 +82,7 @@ def _with_metadata(template: JsonObject, labels: Mapping[str, str], annotations:
 
 
 def grace_period(spec: JsonObject, drain_timeout: float) -> JsonObject:
-    """Return the field with a longer grace period if a drain would not fit into the current one, else nothing."""
+    """Return the field with a longer grace period if a drain would not fit into the specified one, else no field."""
     specified = spec.get("terminationGracePeriodSeconds")
     current = _DEFAULT_GRACE_SECONDS if specified is None else specified
     needed = math.ceil(drain_timeout) + _AFTER_DRAIN_SECONDS
@@ -96,7 +98,7 @@ def _with_drain_hook(container: JsonObject, path: str) -> JsonObject:
 
 
 def _drain_path(part: SidecarPart) -> str:
-    """Return the path of the preStop request; a sidecar of earlier versions has no hook, so this starts its drain."""
+    """Return the path of the preStop request, which also starts the drain of a sidecar that has no hook of its own."""
     return _DRAINED_PATH if part.container.get("lifecycle") else _DRAIN_PATH
 
 
@@ -118,7 +120,7 @@ def _find_sidecar(spec: Mapping[str, Any]) -> JsonObject | None:
 
 
 def find_part(template: Mapping[str, Any]) -> SidecarPart | None:
-    """Return the sidecar and the volumes that were injected; None if the template has no sidecar."""
+    """Return the sidecar and the volumes that were injected into a template; None if it has no sidecar."""
     spec = template["spec"]
     sidecar = _find_sidecar(spec)
     if sidecar is None:
@@ -143,7 +145,7 @@ def _names(parts: Iterable[Mapping[str, Any]] | None) -> set[str]:
 
 
 def _strip_sidecar(template: JsonObject) -> JsonObject:
-    """Remove all parts that are recognised by name, and fields that are empty then."""
+    """Remove all parts that are recognised by name, and fields that are empty afterwards."""
     metadata = template.get("metadata") or {}
     spec = template["spec"]
     own_names = _own_volume_names(spec)

@@ -9,6 +9,8 @@ kubelets update mounted Secrets. The fields of that Secret:
     last        a copy of `current`, which becomes `previous` when a user has removed `current`
     previous    the key before `current`, while it is valid
     changed     when `current` was generated
+
+With the key of its group, a member signs its reports, so that the operator can ignore reports of other clients.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ from rota.timestamps import format_time, parse_time
 PREVIOUS_KEY_VALID_SECONDS = 600.0
 REREAD_SECONDS = 15.0  # between reads of the operator's Secret
 RETRY_SECONDS = 2.0  # between reads while the operator knows no key
-LOAD_TRIES = 5  # before the operator may lead without its key
+LOAD_TRIES = 5  # reads of the operator's Secret, before the operator may lead without its key
 REWRITE_SECONDS = 60.0  # until a group's Secret is written again, in case it was deleted
 
 _log = logging.getLogger(__name__)
@@ -182,7 +184,10 @@ class MemberKeys:
         return 1
 
     async def write_secret_if_due(self, group: Group) -> int:
-        """Write a group's Secret if the valid keys have changed, and periodically while it may be missing."""
+        """Write a group's Secret if the valid keys have changed, and every minute while it may be missing.
+
+        Return the number of write requests. If a write fails, `group.key_problems` has the reason.
+        """
         keys = self.keys_of(group.uid)
         if group.body is None or not keys:
             return 0
@@ -218,7 +223,8 @@ class MemberKeys:
 def read_or_generate_keys(data: dict[str, str], loaded: OperatorKeys | None, now: int) -> OperatorKeys:
     """Return the keys in the Secret's data; if it has no current key, generate one, to be stored by the caller.
 
-    The key before that stays valid for a while: that of `loaded`, or else, after a restart, the copy in the Secret.
+    The key before a generated one stays valid for a while: that of `loaded`, the keys that this process knows, or
+    after a restart the copy in the Secret.
     """
     current = _decode_key(data.get("current", ""))
     if not current:

@@ -1,8 +1,8 @@
-"""Reverse patch: the differences between a changed value and its original, from which the original is restored.
+"""Reverse patch: the differences between a changed JSON value and its original, from which the original is restored.
 
-A part that a user has changed since then stays as it is. A value that may be absent is a list here: `[value]`, or `[]`
-if it is absent. The reverse patch of `{"a": 1, "b": 3, "c": 4}`, which was `{"a": 1, "b": 2}`, is
-`[[["b"], [3], [2]], [["c"], [4], []]]`.
+`injection.py` keeps one in a template, to remove the sidecar. A part that a user has changed since then stays as it
+is. An entry has a path, the changed value and the original one, both as lists: `[value]`, or `[]` if absent. The
+reverse patch of `{"a": 1, "b": 3, "c": 4}`, which was `{"a": 1, "b": 2}`, is `[[["b"], [3], [2]], [["c"], [4], []]]`.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def apply_patch(current: Any, patch: str) -> Any:
 
 
 def _differences(patched: Any, original: Any, path: tuple[str | int, ...]) -> Iterator[_Entry]:
-    """Yield the differences of two values, as deep down as their structures agree."""
+    """Yield the differences of two values, at the deepest paths that both have."""
     for key in _keys(patched, original):
         new = _value_at(patched, key)
         old = _value_at(original, key)

@@ -1,4 +1,4 @@
-"""Sidecar as this version injects it into pods: its container, volumes and mounts."""
+"""Manifest of the sidecar as this version injects it into pods: its container, volumes and mounts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +22,11 @@ JsonObject = dict[str, Any]  # a manifest, or a part of one, as decoded from JSO
 IMAGE: Final = "ghcr.io/rota-dev/rota-sidecar"
 STATE_MOUNT_PATH: Final = "/var/lib/rota"
 RUN_MOUNT_PATH: Final = "/run/rota"  # directory of the socket for the sidecar's preStop hook
-# The kubelet evicts a pod whose state is larger; the sidecar stops writing before, at limited_files.QUOTA_BYTES.
+# The kubelet evicts a pod whose state is larger; the sidecar stops writing earlier, at limited_files.QUOTA_BYTES.
 STATE_SIZE_LIMIT: Final = "256Mi"
 _TOKEN_MOUNT_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path, not a secret
 _DEFAULT_RESOURCES = {"requests": {"cpu": "20m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
-_SECURITY_CONTEXT = {  # of the container, because the pod's may be weaker
+_SECURITY_CONTEXT = {  # set on the container, because the pod's may be weaker
     "runAsNonRoot": True,
     "runAsUser": 65532,
     "runAsGroup": 65532,
@@ -36,7 +36,7 @@ _SECURITY_CONTEXT = {  # of the container, because the pod's may be weaker
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 
-VOLUME_NAMES: Final = {  # of all sidecars, whichever Secrets they mount: removal recognises volumes by their names
+VOLUME_NAMES: Final = {  # all that a sidecar may have: removal recognises the injected volumes by these names
     "rota-documents",
     "rota-state",
     "rota-run",
@@ -107,7 +107,10 @@ class _SidecarVolume(NamedTuple):
 
 
 def build_part(template: JsonObject, group: str, sidecar: SidecarSpec) -> SidecarPart:
-    """Return the sidecar as this version injects it; the app may mount a volume for its state at STATE_MOUNT_PATH."""
+    """Return the sidecar as this version injects it.
+
+    Its state is on a volume of the app if the app mounts one at STATE_MOUNT_PATH, else on an emptyDir.
+    """
     read_only = [*_volumes(group, sidecar)]
     state = _SidecarVolume("rota-state", STATE_MOUNT_PATH, {"emptyDir": {"sizeLimit": STATE_SIZE_LIMIT}}, "ROTA_STATE")
     run = _SidecarVolume("rota-run", RUN_MOUNT_PATH, {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, "ROTA_RUN")
@@ -115,13 +118,15 @@ def build_part(template: JsonObject, group: str, sidecar: SidecarSpec) -> Sideca
     mounts = [volume.mount | {"readOnly": True} for volume in read_only]
     mounts += [app_mount or state.mount, run.mount]
     injected = [*read_only, run] if app_mount else [*read_only, state, run]
-    container = _container(sidecar, [*read_only, state, run], mounts)  # `state` gives the path, on either volume
+    # `state` sets the variable with the path, which is the same on the app's volume.
+    container = _container(sidecar, [*read_only, state, run], mounts)
     return SidecarPart(container, [volume.manifest for volume in injected])
 
 
 def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_SidecarVolume]:
     """Yield the volumes that the sidecar only reads."""
-    documents = {"configMap": {"name": assignment_name(group), "optional": True}}  # pods may start before the first one
+    # "optional": a pod may start before the first assignment is written.
+    documents = {"configMap": {"name": assignment_name(group), "optional": True}}
     yield _SidecarVolume("rota-documents", ASSIGNMENT_MOUNT_PATH, documents, "ROTA_DOCUMENTS")
     key = {"secret": {"secretName": key_secret_name(group), "optional": True}}
     yield _SidecarVolume("rota-key", KEY_MOUNT_PATH, key, "ROTA_KEY")
@@ -133,7 +138,7 @@ def _volumes(group: str, sidecar: SidecarSpec) -> Iterator[_SidecarVolume]:
     if sidecar.client_certificate_secret:
         source = {"secret": {"secretName": sidecar.client_certificate_secret}}
         yield _SidecarVolume("rota-client", "/etc/rota-client", source, "ROTA_CLIENT")
-    # Hides the pod's token from this container.
+    # Hides the ServiceAccount's token from the sidecar, which does not talk to the API server.
     yield _SidecarVolume("rota-no-token", _TOKEN_MOUNT_PATH, {"emptyDir": {}})
 
 
@@ -170,7 +175,7 @@ def _container(sidecar: SidecarSpec, volumes: list[_SidecarVolume], mounts: list
         ],
         "lifecycle": {"preStop": {"exec": {"command": ["python", "-m", "rota.sidecar.prestop"]}}},
         "startupProbe": _probe("/healthz", period=1, timeout=2, failures=60),
-        "readinessProbe": _probe("/readyz", period=1, timeout=1, failures=2),  # a hanging one loses Ready within 4 s
+        "readinessProbe": _probe("/readyz", period=1, timeout=1, failures=2),  # if it hangs: not Ready within 4 s
         "livenessProbe": _probe("/healthz", period=10, timeout=5, failures=6),
         "resources": dict(sidecar.resources) or _DEFAULT_RESOURCES,
         "securityContext": _SECURITY_CONTEXT,
