@@ -139,7 +139,10 @@ class Operator:
         self.registry.consumed_queues = self.read_model.consumed_queues
         self.events = EventHandlers(self.controller)
         arguments = (self.api, self.events, self._namespaces)
-        self.informers = followed = [*informers.custom_informers(*arguments), *informers.object_informers(*arguments)]
+        self.informers = followed = [
+            *informers.custom_resource_informers(*arguments),
+            *informers.object_informers(*arguments),
+        ]
         self._running = [
             asyncio.create_task(work) for work in (self.registry.run(), *(informer.run() for informer in followed))
         ]

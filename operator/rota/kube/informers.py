@@ -1,4 +1,8 @@
-"""Informers for pods, assignments and Deployments, and kopf's watches of groups and policies."""
+"""Informers for pods, assignments and Deployments, and kopf's watches of groups and policies.
+
+kopf decodes whole objects, and fails if one is nested too deeply. Then, and in namespaces that kopf cannot watch, the
+operator's own informers watch groups and policies (docs/decisions/13-kopf-and-informers.md).
+"""
 
 import asyncio
 import logging
@@ -15,10 +19,10 @@ from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Dep
 from rota.kube.client.paths import GROUPS, POLICIES
 from rota.kube.reconcile.event_handlers import EventHandlers
 
-RESYNC_SECONDS = 60.0  # between two lists of groups and policies, in case kopf lost an event
+RESYNC_SECONDS = 60.0  # between two lists of groups and policies that kopf watches, in case kopf lost an event
 SYNC_CHECK_SECONDS = 0.02  # between two checks whether the first lists have arrived
 RELIST_RETRY_SECONDS = 2.0  # after a failed list
-NESTED_TOO_DEEPLY = -1  # instead of an exit code: kopf cannot read a group or policy; the operator goes on without kopf
+NESTED_TOO_DEEPLY = -1  # result of `run_kopf` if kopf cannot decode an object; the operator starts again without kopf
 
 _GROUP_SELECTOR = {"labelSelector": GROUP_LABEL}
 
@@ -40,11 +44,11 @@ def object_informers(
     return informers
 
 
-def custom_informers(api: Api, events: EventHandlers, namespaces: Sequence[str]) -> list[Informer[Any]]:
+def custom_resource_informers(api: Api, events: EventHandlers, namespaces: Sequence[str]) -> list[Informer[Any]]:
     """Return informers for policies and groups, policies first.
 
-    Where kopf watches, these informers only list. An object that the operator knows (`expected` of its handlers) and a
-    list lacks was deleted: kopf misses deletions while its watch is interrupted.
+    Where kopf watches, these informers only list. An object that the operator expects (`expected` of the handlers) but
+    that a list does not contain was deleted: kopf misses deletions while its watch is interrupted.
     """
     informers: list[Informer[Any]] = []
     for namespace in namespaces or [""]:
@@ -53,11 +57,12 @@ def custom_informers(api: Api, events: EventHandlers, namespaces: Sequence[str])
     return informers
 
 
-async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: bool) -> list[str]:
-    """Await the first lists; return the namespaces for kopf: those in which the operator may list every kind.
+async def wait_for_kopf_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: bool) -> list[str]:
+    """Await the first lists of all permitted namespaces; return the namespaces that kopf shall watch.
 
-    Kopf gives up on a kind that it may not list, so a forbidden namespace is not for kopf, nor is it awaited; at least
-    one namespace must be listed. Without `has_kopf`, the operator's own informers watch groups and policies everywhere.
+    These are the namespaces in which the operator may list every kind, since kopf gives up on a kind that it may not
+    list. Forbidden namespaces are skipped, and not waited for; at least one namespace must be permitted. Without
+    `has_kopf` the result is empty: the operator's own informers watch groups and policies everywhere.
     """
     while True:
         fully_listed = {informer.namespace for informer in informers}
@@ -70,28 +75,29 @@ async def watchable_namespaces(informers: Sequence[Informer[Any]], *, has_kopf: 
 
 
 async def watch_custom_resources(
-    objects: Sequence[Informer[Any]],
-    custom_resources: Sequence[Informer[Any]],
+    builtin_informers: Sequence[Informer[Any]],
+    custom_informers: Sequence[Informer[Any]],
     kopf_namespaces: "asyncio.Future[list[str]]",
 ) -> None:
     """List policies and groups of a namespace, and keep them current, even if the namespace can be read only later.
 
-    If kopf watches the namespace, list it again every minute, in case kopf lost an event; otherwise run the informers.
-    Groups are listed last: without its pods and its policy, a group would look as if it had none.
+    The informers are those of one namespace: `object_informers` and `custom_resource_informers`. If kopf watches the
+    namespace, list it again every minute, in case kopf lost an event; otherwise run the informers. Groups are listed
+    last: a group that is seen before its pods and its policy would be planned without them.
     """
-    namespace = custom_resources[0].namespace  # that of all these informers
-    for informer in objects:
+    namespace = custom_informers[0].namespace
+    for informer in builtin_informers:
         await informer.listed.wait()
-    for informer in custom_resources:
+    for informer in custom_informers:
         while not await _try_relist(informer):  # noqa: ASYNC110 - the API server may not serve it yet
             await asyncio.sleep(RELIST_RETRY_SECONDS)
-    # Shielded: the tasks of all namespaces await this future, so the cancellation of one must not cancel it.
+    # The tasks of all namespaces await this future: shield it, so that cancelling one task does not cancel the future.
     if namespace in await asyncio.shield(kopf_namespaces):
         while True:
             await asyncio.sleep(RESYNC_SECONDS)
-            for informer in custom_resources:
+            for informer in custom_informers:
                 await _try_relist(informer)
-    await asyncio.gather(*(informer.run() for informer in custom_resources))
+    await asyncio.gather(*(informer.run() for informer in custom_informers))
 
 
 async def _try_relist(informer: Informer[Any]) -> bool:
@@ -111,8 +117,9 @@ async def run_kopf(
     stop: asyncio.Event,
     on_started: Callable[[], object] = lambda: None,
 ) -> int:
-    """Watch groups and policies until stopped; return the exit code, or NESTED_TOO_DEEPLY. Set `stop` at the end.
+    """Run kopf's watches of groups and policies until they end; return the exit code, or NESTED_TOO_DEEPLY.
 
+    They end by an error, or when the operator cancels this task. Then `stop` is set, so that the operator ends, too.
     `on_started` is called once kopf has installed its own signal handlers.
     """
     registry = kopf_watch.build_registry(
@@ -131,7 +138,7 @@ async def run_kopf(
         )
         on_started()
         await kopf_watch.run_tasks(tasks)
-    except RecursionError:  # from the JSON decoder that kopf uses
+    except RecursionError:  # from the JSON decoder that kopf uses: an object is nested too deeply
         return NESTED_TOO_DEEPLY
     except Exception as error:  # noqa: BLE001 - kopf's types are private; a kind was deleted, or is forbidden
         _log.error("Watching ConsumerGroups and RebalancePolicies failed, so the operator exits: %s", error)

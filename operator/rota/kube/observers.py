@@ -1,4 +1,7 @@
-"""Publishes what the operator did and observed to metrics, log, journal, traces, and users of the page."""
+"""Publishes what the operator did and observed to metrics, log, journal, traces, and users of the page.
+
+`operator.py` connects these methods to the components whose events they publish.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -75,7 +78,7 @@ class Observers:
         self._broadcaster.publish(*groups)
 
     async def _record_offsets(self, groups: Collection[ObjectKey]) -> None:
-        """Journal the offsets that are due, and count the messages that they show in retry topics."""
+        """Journal the offsets of groups whose last record is a minute old, and count new messages in retry topics."""
         records = await self._offset_recorder.build_due_records(groups, loop_time())
         self._journal.write(records)
         for record in records:

@@ -35,11 +35,11 @@ from rota.kube.http.read_model import ReadModel
 from rota.kube.http.site import page_routes
 from rota.kube.informers import (
     NESTED_TOO_DEEPLY,
-    custom_informers,
+    custom_resource_informers,
     object_informers,
     run_kopf,
+    wait_for_kopf_namespaces,
     watch_custom_resources,
-    watchable_namespaces,
 )
 from rota.kube.members.delivery_poller import poll_deliveries
 from rota.kube.members.progress_poller import ProgressPoller
@@ -78,10 +78,10 @@ def run_process(options: Options) -> int:
 
 
 class _Informers(NamedTuple):
-    """The informers of one watched namespace, or of all."""
+    """The informers of one watched namespace, or of all namespaces together."""
 
-    objects: list[Informer[Any]]
-    custom_resources: list[Informer[Any]]
+    builtin: list[Informer[Any]]  # of assignments, Deployments and pods
+    custom: list[Informer[Any]]  # of policies and groups
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Parts:
         """All informers of all watched namespaces."""
         informers: list[Informer[Any]] = []
         for namespace in self.namespaces:
-            informers += [*namespace.objects, *namespace.custom_resources]
+            informers += [*namespace.builtin, *namespace.custom]
         return informers
 
 
@@ -128,7 +128,7 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
     # Names of groups' Secrets end with another suffix, so no group can claim this name.
     keys = MemberKeys(api, options.own_namespace, f"{options.lease}-operator-key")
     controller, reports = _build_controller(stack, api, registry, keys, options)
-    # Filled below: metrics show the informers, whose handlers need the observers, which need the metrics.
+    # Filled below, to break a cycle: metrics show the informers, whose handlers need the observers, which need metrics.
     informers: list[Informer[Any]] = []
     metrics = _build_metrics(controller, informers, journal, trace_exporter, options)
     read_model = ReadModel(
@@ -169,12 +169,12 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
     policy_statuses = PolicyStatusWriter(parts.api, policies, groups_by_policy, lambda: controller.is_leading)
     delivery_poller = partial(poll_deliveries, get_groups, reports, controller.queue.enqueue)
     async with asyncio.TaskGroup() as tasks:
-        # In these, kopf watches groups and policies; in others, and without kopf, informers do.
+        # The namespaces in which kopf watches groups and policies; in all others, informers do.
         kopf_namespaces: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         running: list[asyncio.Task[Any]] = []
-        for objects, custom_resources in parts.namespaces:
-            running += [tasks.create_task(informer.run(), name="informer") for informer in objects]
-            watch = watch_custom_resources(objects, custom_resources, kopf_namespaces)
+        for builtin_informers, custom_informers in parts.namespaces:
+            running += [tasks.create_task(informer.run(), name="informer") for informer in builtin_informers]
+            watch = watch_custom_resources(builtin_informers, custom_informers, kopf_namespaces)
             running.append(tasks.create_task(watch, name="custom resources"))
         running += [
             tasks.create_task(parts.registry.run(), name="broker secrets"),
@@ -192,7 +192,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
                     parts.events,
                     kopf_namespaces.result(),
                     stop=stop,
-                    on_started=lambda: _stop_on_signals(stop),  # again: kopf has replaced the signal handlers
+                    on_started=lambda: _stop_on_signals(stop),  # again, since kopf has replaced the signal handlers
                 )
 
         def enqueue_all() -> None:
@@ -201,7 +201,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
 
         async def start() -> None:
             """Run kopf, leader election and keys, once the first lists have arrived and the keys were loaded."""
-            kopf_namespaces.set_result(await watchable_namespaces(parts.informers, has_kopf=has_kopf))
+            kopf_namespaces.set_result(await wait_for_kopf_namespaces(parts.informers, has_kopf=has_kopf))
             await parts.keys.load()
             async with asyncio.TaskGroup() as inner:
                 inner.create_task(run_kopf_watch(), name="kopf")
@@ -210,13 +210,13 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
 
         running.append(tasks.create_task(start(), name="start"))
         await stop.wait()
-        for task in reversed(running):  # `start` first, which leads and writes
+        for task in reversed(running):  # `start` first: it runs the leader election, and only a leader writes
             task.cancel()
     return code
 
 
 async def _log_in(stack: AsyncExitStack, options: Options) -> tuple[Login, Api, Api]:
-    """Return the login, connections, and separate ones for the Lease: its renewal must not wait for other requests."""
+    """Return the login, the API client, and one for the Lease only, whose renewal must not wait for other requests."""
     login = await stack.enter_async_context(await Login.create(find_account(options.login)))
     await login.verify()
     return login, await stack.enter_async_context(Api(login)), await stack.enter_async_context(Api(login))
@@ -247,11 +247,11 @@ async def _serve(
 
 
 def _build_informers(api: Api, events: EventHandlers, options: Options) -> list[_Informers]:
-    """Return, for each watched namespace, the informers of its objects, and those of its policies and groups."""
+    """Return the informers of each watched namespace."""
     informers: list[_Informers] = []
     for namespace in options.namespaces or [""]:  # "": all namespaces
         objects = object_informers(api, events, [namespace], with_deployments=options.fleets)
-        informers.append(_Informers(objects, custom_informers(api, events, [namespace])))
+        informers.append(_Informers(objects, custom_resource_informers(api, events, [namespace])))
     return informers
 
 

@@ -21,25 +21,25 @@ VERSION = version("rota-operator")
 class Options:
     """Options of the operator process."""
 
-    namespaces: Sequence[str] = ()  # to manage; empty: all
-    own_namespace: str = "default"  # of its Lease
-    lease: str = "rota"  # name of its Lease; operators with the same Lease elect one leader
+    namespaces: Sequence[str] = ()  # namespaces to manage; empty: all
+    own_namespace: str = "default"  # namespace of the operator's Lease
+    lease: str = "rota"  # name of that Lease; operators with the same Lease elect one leader
     identity: str = ""  # in the Lease and the journal's file names; empty: host name and process id
     pod_uid: str = ""  # of the operator's pod, which `identity` names; empty outside a pod
-    address: str = "127.0.0.1"  # to listen on
+    address: str = "127.0.0.1"  # address to listen on
     port: int = PORT
     probe_port: int = PROBE_PORT
     page_auth: str = "None"  # "None": everyone may read the page; "Kubernetes": users of the cluster
     page_tls: str = ""  # directory of the page's certificate, with page_auth "Kubernetes"; empty: a self-signed one
     journal: str = ""  # directory or URI; -: standard output; empty: no journal
     journal_limit: str = DEFAULT_LIMIT  # maximum size of the journal's directory, or of the spool for a URI
-    journal_spool: str = ""  # directory of segments that are not stored yet; empty: the default
-    queue_metrics: bool = True  # whether each queue has its own series
-    broker_networks: Sequence[str] = ()  # allowed for name servers and brokers; empty: no check
-    max_queues: int = MAX_QUEUES  # of all groups together
+    journal_spool: str = ""  # directory for segments of the journal until they are stored; empty: the default
+    queue_metrics: bool = True  # whether metrics have a series per queue
+    broker_networks: Sequence[str] = ()  # networks allowed for name servers and brokers; empty: no check
+    max_queues: int = MAX_QUEUES  # limit for all groups together
     document_schema: int = ASSIGNMENT_SCHEMA  # the highest schema version in which assignments are written
     fleets: bool = True  # whether the operator manages the Deployments of groups with a template
-    image: str = ""  # of sidecars; empty: that of this version
+    image: str = ""  # image of injected sidecars; empty: that of this version
     login: LoginOptions = field(default_factory=LoginOptions)  # account for the API server
 
 

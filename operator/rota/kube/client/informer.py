@@ -38,7 +38,7 @@ T = TypeVar("T", bound=HasMetadata)
 class ObjectHandlers(Protocol[T]):
     """Handles the objects of one kind: a class of `kube/reconcile/event_handlers.py`, such as `PodHandlers`.
 
-    `kube/informers.py` (`object_informers`, `custom_informers`) gives each informer the handlers of its kind.
+    `kube/informers.py` (`object_informers`, `custom_resource_informers`) gives each informer the handlers of its kind.
     """
 
     def on_upsert(self, item: T, /) -> None:

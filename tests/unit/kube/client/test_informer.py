@@ -9,7 +9,7 @@ from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import Api, Page
 from rota.kube.client.informer import Informer
 from rota.kube.client.objects import CustomResource, Metadata, PartialObjectMetadata
-from rota.kube.informers import custom_informers
+from rota.kube.informers import custom_resource_informers
 from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.event_handlers import EventHandlers
 
@@ -79,7 +79,7 @@ async def test_watch_list_without_a_group_and_policy_that_only_kopf_reported_rep
     events.policies.on_upsert(policy)
     events.groups.on_upsert(group)
     notified.clear()
-    for informer in custom_informers(cast("Api", OneList(10)), events, ["shop"]):
+    for informer in custom_resource_informers(cast("Api", OneList(10)), events, ["shop"]):
         await informer.relist()
     assert controller.groups == {}
     assert controller.specs.policies == {}
