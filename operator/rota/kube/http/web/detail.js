@@ -115,6 +115,7 @@ function queueFilter() {
   return (queue) => [queueName(queue), queue.owner, queue.to].some(contains);
 }
 
+// Clears the display for another group; `show` fills it when the response is there.
 export function open({ namespace, name }, path) {
   if (path === shownPath) return;
   [group, shownPath, page, selected, explained] = [null, path, 0, "", ""];

@@ -1,7 +1,7 @@
 // Requests to the operator, and its stream of changes. Paths are relative: a proxy may serve the page under a prefix.
 
-const SILENCE_MILLISECONDS = 40_000; // without data; the operator writes at least every 15 s
-const RESPONSE_MILLISECONDS = 15_000;
+const SILENCE_MILLISECONDS = 40_000; // longest wait for data in the stream; the operator writes at least every 15 s
+const RESPONSE_MILLISECONDS = 15_000; // longest wait for a complete response
 
 async function fetchOk(path, signal) {
   const response = await fetch(path, { signal, cache: "no-store" });

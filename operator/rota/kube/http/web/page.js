@@ -11,10 +11,10 @@ const RETRY_MILLISECONDS = 2000; // before a failed request is tried again
 
 let view = {}; // the view on display: a group, or the list if it has no name
 let requests = new AbortController(); // aborts the requests of this view
-let isLoading = false;
-let isRequested = false;
+let isLoading = false; // whether `refresh` runs
+let isRequested = false; // whether `refresh` must load the view once more
 let isConnected = false; // whether the stream of changes is connected
-let isCurrent = false; // whether the display was current at the last response
+let isCurrent = false; // whether the page shows the operator's answer to the last request, be it an error
 let lastContact = null; // time of the last response or event
 
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
@@ -71,7 +71,7 @@ async function load(requested, signal) {
   } catch (error) {
     if (requested !== view || signal.aborted) return true;
     handleFailure(error);
-    return isCurrent;
+    return isCurrent; // an error of the request itself would be the same at a retry
   }
   if (requested !== view) return true;
   noteContact();
@@ -111,6 +111,7 @@ function showError(sentence) {
   byId("content").hidden = Boolean(sentence);
 }
 
+// Follows the changes of a view until the page leaves it; after an interruption, loads the view and connects again.
 async function followChanges(requested, signal) {
   const query = requested.name ? `?group=${encodeURIComponent(`${requested.namespace}/${requested.name}`)}` : "";
   const handlers = {
