@@ -1,8 +1,11 @@
 """The strategy library: which member should own which queue, and why.
 
-A strategy is a total, deterministic function from a roster to owners. It has two entry points:
-`STRATEGIES[name](roster, **options)` returns an int32 array over `roster.queues` (-1: no owner); `allocate(...)` takes
-and returns plain names and tuples. `explain(...)` returns a sentence with the reason for a queue's owner.
+A strategy is a deterministic function. Its input is a roster (`rota.model.Roster`: the queues, the members that may own
+them, and the present owners), its result an owner for each queue. The planner and tools call it in three ways:
+
+- `STRATEGIES[name](roster, **options)` returns an int32 array over `roster.queues`: a member's index, or -1 for no owner;
+- `allocate(...)` takes and returns plain names and tuples;
+- `explain(...)` returns a sentence with the reason for a queue's owner.
 
 "The reference" in this package is RocketMQ's Java client: the strategies in REFERENCE_NAMES give the same owners.
 """
@@ -54,7 +57,7 @@ STRATEGIES: dict[str, Strategy] = {
     "Custom": custom,
 }
 
-# Each takes roster, owners, queues (indices) and the strategy's options, and yields a reason for each queue.
+# Functions of roster, owners, queues (as indices) and the strategy's options; each yields a reason for each queue.
 REASONS: dict[str, Callable[..., Iterator[str]]] = {
     "Averagely": why_averagely,
     "AveragelyByCircle": why_averagely_by_circle,
@@ -125,11 +128,11 @@ def allocate(
     chosen = dict(input_checks.check_mapping("The options", options))
     if named(strategy) == "ByConfig" and "queues" in chosen:
         return _one_list_for_all(roster, chosen)
-    shares = roster.assignment(prepared(strategy, chosen)(roster).tolist())
+    queues_by_member = roster.assignment(prepared(strategy, chosen)(roster).tolist())
     if named(strategy) == "MachineRoomNearby":
-        for member, share in shares.items():
-            share.sort(key=partial(nearby_sort_key, chosen["memberRooms"][member], chosen["queueRooms"]))
-    return shares
+        for member, owned in queues_by_member.items():
+            owned.sort(key=partial(nearby_sort_key, chosen["memberRooms"][member], chosen["queueRooms"]))
+    return queues_by_member
 
 
 def explain(
@@ -158,12 +161,12 @@ def explain_all(
     The strategy runs again, since the reasons are those of its own result; if `owners` differ, the sentence says so.
     `present` has the owners that the roster was made from, including owners that are no longer members.
     """
-    indexes = index_by_item(roster.queues)
+    index_by_queue = index_by_item(roster.queues)
     indices: list[int] = []
     for queue in starmap(Queue, queues):
-        if queue not in indexes:
-            raise ValueError(f"There is no queue {queue} among these {len(indexes)}")
-        indices.append(indexes[queue])
+        if queue not in index_by_queue:
+            raise ValueError(f"There is no queue {queue} among these {len(index_by_queue)}")
+        indices.append(index_by_queue[queue])
     # Options are used twice below, and an iterator of queues could be read once only.
     if named(strategy) == "ByConfig" and options and isinstance(options.get("members"), Mapping):
         options = {**options, "members": {member: list(queues) for member, queues in options["members"].items()}}
@@ -181,7 +184,7 @@ def explain_all(
 
 
 def _name_former_owner(reason: str, owner: str | None) -> str:
-    """Name a queue's previous owner that is no longer a member: strategies know only members."""
+    """Replace "it had no owner" in a reason by the queue's former owner, which no strategy knows: it is no member."""
     return reason.replace(NO_PREVIOUS_OWNER, f"its owner {owner} is no longer a member", 1) if owner else reason
 
 
@@ -201,7 +204,7 @@ def _no_reason(_roster: Roster, _owners: Owners, queues: Sequence[int]) -> Itera
 
 
 def _one_list_for_all(roster: Roster, options: Mapping[str, Any]) -> dict[str, list[Queue]]:
-    """Return one list for all members, as the reference's CONFIG does: no assignment, since each queue is repeated."""
+    """Return the same queues for each member, as the reference's CONFIG does: each queue has several owners."""
     if set(options) != {"queues"}:
         raise ValueError("Strategy ByConfig takes either the option queues (one list for all) or members, not both")
     listed = input_checks.check_queues("Option queues", options["queues"])

@@ -1,4 +1,4 @@
-"""Averagely and AveragelyByCircle: each topic separately, as evenly as counts allow.
+"""Averagely and AveragelyByCircle: each topic's queues are divided separately, as evenly as their number allows.
 
 They are AVG and AVG_BY_CIRCLE of RocketMQ's Java client.
 """
@@ -10,17 +10,17 @@ from operator import itemgetter
 import numpy as np
 
 from rota.model import Roster
-from rota.strategies.arrays import Owners, blocks, by_topic, circle
+from rota.strategies.arrays import Owners, assign_by_topic, blocks, circle
 
 
 def averagely(roster: Roster) -> Owners:
     """Give each member a contiguous block of each topic; the first members get one queue more."""
-    return by_topic(roster, blocks)
+    return assign_by_topic(roster, blocks)
 
 
 def averagely_by_circle(roster: Roster) -> Owners:
     """Deal each topic's queues out one by one, to each member in turn."""
-    return by_topic(roster, circle)
+    return assign_by_topic(roster, circle)
 
 
 def why_averagely(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterator[str]:

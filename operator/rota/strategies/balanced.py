@@ -17,7 +17,8 @@ is greedy, in three stages:
 Stages 2 and 3 end when `maxMoves` queues have been taken from members. Every move of stage 3 lowers the cost by more
 than rounding, so the stage ends, and a second run on the result changes nothing.
 
-Reasons are read off the same scales (`rota.strategies.scales`) after the same decision, so they cannot differ from it.
+The reasons come from a second run of the same decision, which records each step (`Scales.placements`), so they cannot
+differ from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from rota.strategies.phrases import NO_PREVIOUS_OWNER
 from rota.strategies.scales import Scales, Step
 
 MAX_WEIGHT_RATIO = 1000.0  # no queue counts for more than this many ordinary ones
-# In any unit: beyond these, sums of squares exceed the range of floats.
+# Limits of a measured value in any unit: beyond them, sums of squares exceed the range of floats.
 MIN_WEIGHT = 1e-15
 MAX_WEIGHT = 1e15
 MIN_WEIGHT_SHARE = 0.001  # queues that weigh nothing are spread, too: each counts for this share of an ordinary one
@@ -64,14 +65,15 @@ def replace_implausible(measured: Sequence[float | None], min_share: float = 0.0
     A value that is unknown, negative or not a number becomes the median of the positive ones, or 1 if there are none.
     Any other is limited to at most MAX_WEIGHT_RATIO, and at least `min_share`, of that median.
     """
-    plausible = [*map(_plausible_weight, measured)]
-    ordinary = median([*filter(None, plausible)] or [1.0])
+    plausible = [*map(_limit_weight, measured)]
+    positive = [*filter(None, plausible)]
+    ordinary = median(positive or [1.0])
     least = ordinary * min_share
     most = ordinary * MAX_WEIGHT_RATIO
     return [ordinary if value is None else max(min(value, most), least) for value in plausible]
 
 
-def _plausible_weight(measured: float | None) -> float | None:
+def _limit_weight(measured: float | None) -> float | None:
     """Return a measurement within the limits of floats; None if it is unknown, negative or not a number."""
     if measured is None or not 0 <= measured < inf:
         return None
@@ -99,7 +101,7 @@ def why_balanced(
     remarks = _ReplacedMeasurements(roster, queueWeights or {}, memberWeights or {})
     for queue in queues:
         reason, members = reasons.reason_of(queue)
-        yield "; ".join([reason, *remarks.remarks_on(queue, members)])
+        yield "; ".join([reason, *remarks.describe(queue, members)])
 
 
 def _build_scales(
@@ -112,31 +114,31 @@ def _build_scales(
     broker_rooms = input_checks.check_texts("Option queueRooms", queue_rooms)
     own_rooms = input_checks.check_texts("Option memberRooms", member_rooms)
     return Scales(
-        _scaled_weights(roster, input_checks.check_weights("Option queueWeights", queue_weights)),
-        _trusted_capacities(roster, input_checks.check_weights("Option memberWeights", member_weights)),
+        _scale_weights(roster, input_checks.check_weights("Option queueWeights", queue_weights)),
+        _replace_capacities(roster, input_checks.check_weights("Option memberWeights", member_weights)),
         [broker_rooms.get(queue.broker) for queue in roster.queues],
         list(map(own_rooms.get, roster.members)),
     )
 
 
-def _trusted_capacities(roster: Roster, measured: Mapping[str, float]) -> list[float]:
+def _replace_capacities(roster: Roster, measured: Mapping[str, float]) -> list[float]:
     return replace_implausible(list(map(measured.get, roster.members)), min_share=1 / MAX_WEIGHT_RATIO)
 
 
-def _trusted_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[float]:
-    """Return the weights of queues after replacement.
+def _replace_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[float]:
+    """Return each queue's weight, with implausible ones replaced.
 
-    A retry queue is entered as 0 here, even if it was measured; `_scaled_weights` gives it its negligible weight.
+    A retry queue is entered as 0 here, even if it was measured; `_scale_weights` gives it its negligible weight.
     """
     return replace_implausible([0.0 if is_retry_topic(queue.topic) else measured.get(queue) for queue in roster.queues])
 
 
-def _scaled_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int]:
+def _scale_weights(roster: Roster, measured: Mapping[Queue, float]) -> list[int]:
     """Return weights as whole numbers, so that sums are exact in any order and a second run has the same input.
 
     A retry queue has a negligible weight: it must not make the spread of the other queues uneven.
     """
-    weights = _trusted_weights(roster, measured)
+    weights = _replace_weights(roster, measured)
     unit = sum(weights) / len(weights) / UNITS_PER_MEAN_WEIGHT or 1.0  # any unit if all weights are 0
     floor = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE)
     negligible = int(UNITS_PER_MEAN_WEIGHT * MIN_WEIGHT_SHARE * MIN_WEIGHT_SHARE)  # a small share of the floor
@@ -249,23 +251,23 @@ class _Reasons:
 
 
 class _ReplacedMeasurements:
-    """The measurements that were replaced."""
+    """Describes the measurements that were replaced before the decision."""
 
     def __init__(
         self, roster: Roster, queue_weights: Mapping[Queue, float], member_weights: Mapping[str, float]
     ) -> None:
         self._roster = roster
-        self._weights = queue_weights
+        self._weights = queue_weights  # as measured
         self._capacities = member_weights
-        self._used_weights = _trusted_weights(roster, queue_weights)
-        self._used_capacities = _trusted_capacities(roster, member_weights)
+        self._used_weights = _replace_weights(roster, queue_weights)
+        self._used_capacities = _replace_capacities(roster, member_weights)
         self._has_weights = any(map(self._is_measured, roster.queues))
 
     def _is_measured(self, queue: Queue) -> bool:
-        return not is_retry_topic(queue.topic) and _plausible_weight(self._weights.get(queue)) is not None
+        return not is_retry_topic(queue.topic) and _limit_weight(self._weights.get(queue)) is not None
 
-    def remarks_on(self, queue: int, members: Sequence[int]) -> Iterator[str]:
-        """Yield a remark for each replaced measurement that a reason depends on."""
+    def describe(self, queue: int, members: Sequence[int]) -> Iterator[str]:
+        """Yield a remark for each replaced measurement of a queue and of the members that its reason mentions."""
         roster_queue = self._roster.queues[queue]
         if is_retry_topic(roster_queue.topic):
             yield "a retry queue has a negligible weight"

@@ -36,12 +36,13 @@ def consistent_hash(roster: Roster, *, virtualNodes: int = 10, hash: Hash = ring
     if virtualNodes == 0:
         return no_owners(len(roster.queues))
     suffixes = [f"-{number}" for number in range(virtualNodes)]
-    positions = _ring_positions([*map("".join, product(roster.members, suffixes))], hash)
+    node_names = [*map("".join, product(roster.members, suffixes))]  # "m1-0", "m1-1", …: a member's nodes are adjacent
+    positions = _ring_positions(node_names, hash)
     order = np.argsort(positions, kind="stable")
     positions = positions[order]
     is_last = np.append(positions[1:] != positions[:-1], True)  # of virtual nodes at one position, the last one counts
     positions = positions[is_last]
-    members = (order[is_last] // virtualNodes).astype(np.int32)  # `product` keeps a member's nodes together
+    members = (order[is_last] // virtualNodes).astype(np.int32)  # from the node's index to its member's
     next_nodes = np.searchsorted(positions, _ring_positions(_queue_keys(roster), hash))
     owners: Owners = members[next_nodes % len(positions)]  # behind the last virtual node the first one follows
     return owners

@@ -1,4 +1,7 @@
-"""Custom: a strategy of the user's own, found by entry point in an installed package; its result is checked."""
+"""Custom: runs a user's own strategy from an installed package (entry point group `rota.strategies`).
+
+The package is not part of Rota, so its result is checked, and each of its exceptions becomes a ValueError.
+"""
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +34,10 @@ def why_custom(_roster: Roster, _owners: Owners, queues: Sequence[int], *, name:
 
 
 def load_strategy(name: object) -> Strategy:
-    """Load a strategy by its entry point; raise ValueError if no package offers it."""
+    """Load a strategy by its entry point; raise ValueError if no package offers it.
+
+    The name is a user's option, so it may be of any type.
+    """
     offered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if not isinstance(name, str) or name not in offered:
         known_names = ", ".join(sorted(offered)) or "none"
@@ -43,6 +49,7 @@ def load_strategy(name: object) -> Strategy:
 def check_owners(subject: str, result: object, roster: Roster) -> Owners:
     """Return a strategy's result as owners; raise ValueError for a wrong shape, type or member index."""
     requirement = f"must return one member index for each of {len(roster.queues)} queues"
+    # The result may be an object of the user's whose `__array__` numpy calls.
     owners = _call_user_code(subject, requirement, lambda: np.asarray(result))
     if owners.shape != (len(roster.queues),) or owners.dtype.kind not in "iu":
         raise ValueError(f"{subject} {requirement}")
@@ -55,14 +62,17 @@ def check_owners(subject: str, result: object, roster: Roster) -> Owners:
     return checked
 
 
-def _call_user_code(subject: str, failure: str, call: Callable[[], Any]) -> Any:
-    """Call user code: any exception becomes a ValueError, so that the assignment stays and the user sees the cause."""
+def _call_user_code(subject: str, problem: str, call: Callable[[], Any]) -> Any:
+    """Call user code: any exception becomes a ValueError, so that the assignment stays and the user sees the cause.
+
+    The error's sentence begins with `subject` and `problem`.
+    """
     try:
         return call()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # Ctrl-C ends this process, also during user code
         raise
     except BaseException as error:  # sys.exit() in user code must not end this process
-        raise ValueError(f"{subject} {failure}: {_error_text(error)}") from error
+        raise ValueError(f"{subject} {problem}: {_error_text(error)}") from error
 
 
 def _error_text(error: BaseException) -> str:

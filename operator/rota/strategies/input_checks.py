@@ -14,11 +14,11 @@ _new_queue: Callable[[Iterable[Any]], Queue] = partial(tuple.__new__, Queue)
 
 
 def check_queues(label: str, value: object) -> list[Queue]:
-    """Return a list of queues, each of them input as (topic, broker, id)."""
+    """Return a list of queues from an iterable of (topic, broker, id)."""
     listed = _check_list(label, value, "queues")
     if _are_plain_queues(listed):
         return list(map(_new_queue, listed))
-    return list(map(_queue, listed))
+    return list(map(_parse_queue, listed))
 
 
 def check_names(label: str, value: object) -> list[str]:
@@ -38,7 +38,7 @@ def check_mapping(label: str, value: object) -> Mapping[Any, Any]:
 
 
 def check_texts(label: str, option: object) -> Mapping[Any, str]:
-    """Return a mapping to texts; callers skip keys with None."""
+    """Return a mapping whose values are strings or None; for callers, None is the same as a missing key."""
     mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and not isinstance(value, str):
@@ -47,7 +47,7 @@ def check_texts(label: str, option: object) -> Mapping[Any, str]:
 
 
 def check_weights(label: str, option: object) -> Mapping[Any, float]:
-    """Return a mapping to numbers of any size; callers skip keys with None."""
+    """Return a mapping whose values are numbers of any size or None; for callers, None is the same as a missing key."""
     mapped = check_mapping(label, option)
     for key, value in mapped.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
@@ -62,7 +62,10 @@ def _check_list(label: str, value: object, noun: str) -> list[Any]:
 
 
 def _are_plain_queues(values: list[Any]) -> bool:
-    """Whether all are valid and of the usual types: checked column by column, which takes a fifth of the time."""
+    """Whether all values are valid queues of built-in types.
+
+    They are checked column by column, in a fifth of the time of `_parse_queue`.
+    """
     if (
         not values
         or not set(map(type, values)) <= {tuple, list, Queue}
@@ -70,11 +73,11 @@ def _are_plain_queues(values: list[Any]) -> bool:
     ):
         return False
     ids = [number for _, _, number in values]
-    are_names_texts = {type(topic) for topic, _, _ in values} | {type(broker) for _, broker, _ in values} == {str}
-    return are_names_texts and set(map(type, ids)) == {int} and min(ids) >= 0
+    name_types = {type(topic) for topic, _, _ in values} | {type(broker) for _, broker, _ in values}
+    return name_types == {str} and set(map(type, ids)) == {int} and min(ids) >= 0
 
 
-def _queue(value: object) -> Queue:
+def _parse_queue(value: object) -> Queue:
     if isinstance(value, tuple | list) and len(value) == len(Queue._fields):
         topic, broker, number = value
         if isinstance(topic, str) and isinstance(broker, str) and _is_queue_id(number):

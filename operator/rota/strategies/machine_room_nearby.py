@@ -1,6 +1,6 @@
-"""MachineRoomNearby: queues go to members in the same room first.
+"""MachineRoomNearby: the queues of each machine room go to the members in this room, by another strategy, `inner`.
 
-It is MACHINE_ROOM_NEARBY of RocketMQ's Java client.
+It is MACHINE_ROOM_NEARBY of RocketMQ's Java client ("the reference" below). A queue is in its broker's room.
 """
 
 from array import array
@@ -22,9 +22,10 @@ def machine_room_nearby(
     queueRooms: Mapping[str, str],
     memberRooms: Mapping[str, str],
 ) -> Owners:
-    """Let `inner` assign each room's queues to the room's members; a room without members is shared by all.
+    """Let `inner` assign each room's queues to the room's members; all members share a room that has no member.
 
-    Each room without members is assigned separately, so the members with the lowest names get one queue more of each.
+    Each such room is assigned separately, so its surplus queues go to the same members as those of the others: with
+    Averagely to those with the lowest names.
     """
     by_room = _runs_by_room(roster, input_checks.check_texts("Option queueRooms", queueRooms))
     members_by_room = _members_by_room(roster, input_checks.check_texts("Option memberRooms", memberRooms))
@@ -33,9 +34,9 @@ def machine_room_nearby(
     for room, runs in by_room.items():
         members = members_by_room.get(room, all_members)
         original_indexes = np.array([*members, NO_OWNER])  # NO_OWNER, -1, selects the last entry, which is NO_OWNER
-        part = _restrict(roster, runs, members)
-        part_owners = check_owners("The inner strategy of MachineRoomNearby", inner(part), part)
-        owners[indices_of_runs(runs)] = original_indexes[part_owners]
+        room_roster = _restrict(roster, runs, members)
+        room_owners = check_owners("The inner strategy of MachineRoomNearby", inner(room_roster), room_roster)
+        owners[indices_of_runs(runs)] = original_indexes[room_owners]
     return owners
 
 
@@ -55,23 +56,24 @@ def why_machine_room_nearby(
     for room, runs in _runs_by_room(roster, queueRooms).items():
         members = members_by_room.get(room, all_members)
         room_queues = indices_of_runs(runs)
-        indices = np.flatnonzero(np.isin(room_queues, queues))
-        part_owners = _index_map(roster, members)[owners[room_queues]]
-        inner_reasons = inner(_restrict(roster, runs, members), part_owners, indices.tolist())
+        explained = np.flatnonzero(np.isin(room_queues, queues))  # indices in `room_queues`
+        room_owners = _index_map(roster, members)[owners[room_queues]]
+        inner_reasons = inner(_restrict(roster, runs, members), room_owners, explained.tolist())
         own_members = f"has {len(members)} of {len(all_members)} members; among them"
         sharing = own_members if room in members_by_room else "has no member; among all"
-        for queue, reason in zip(room_queues[indices].tolist(), inner_reasons, strict=True):
+        for queue, reason in zip(room_queues[explained].tolist(), inner_reasons, strict=True):
             reasons[queue] = f"its room {room} {sharing} {reason}"
     yield from (reasons[queue] for queue in queues)
 
 
 def nearby_sort_key(home: str, rooms: Mapping[str, str], queue: Queue) -> tuple[bool, bytes]:
-    """Return the key by which the reference sorts a member's queues: its own room first, then room by room."""
+    """Return the key by which the reference sorts the queues of a member in room `home`: this room first."""
     room = rooms[queue.broker]
     return room != home, java_sort_key(room)
 
 
 def _runs_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list[Run]]:
+    """Return the runs of each room; a run is the adjacent queues of one topic on one broker."""
     runs: dict[str, list[Run]] = {}
     for run in roster.runs:
         room = rooms.get(run.broker)
@@ -94,7 +96,7 @@ def _members_by_room(roster: Roster, rooms: Mapping[str, str]) -> dict[str, list
 
 
 def _restrict(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Roster:
-    """Restrict a roster to some runs and members; sorted input stays sorted, so nothing is sorted again."""
+    """Return a roster of these runs and members only; their order stays, so `Roster.of` need not sort them again."""
     adjacent_runs: list[Run] = []
     queues: list[Queue] = []
     start = 0
@@ -103,16 +105,21 @@ def _restrict(roster: Roster, runs: Sequence[Run], members: Sequence[int]) -> Ro
         stop = start + run.stop - run.start
         adjacent_runs.append(run._replace(start=start, stop=stop))
         start = stop
+    present_owners = current_owners(roster)[indices_of_runs(runs)]
+    restricted_owners = _index_map(roster, members)[present_owners]
     return Roster(
         tuple(queues),
         tuple(roster.members[index] for index in members),
-        array("i", _index_map(roster, members)[current_owners(roster)[indices_of_runs(runs)]].tobytes()),
+        array("i", restricted_owners.tobytes()),
         tuple(adjacent_runs),
     )
 
 
 def _index_map(roster: Roster, members: Sequence[int]) -> Owners:
-    """Return each member's index among `members`, NO_OWNER for others; NO_OWNER selects the last entry, NO_OWNER."""
+    """Return for each member of the roster its index among `members`, or NO_OWNER.
+
+    One more entry follows, with NO_OWNER: the index NO_OWNER, -1, selects it.
+    """
     indexes = no_owners(len(roster.members) + 1)
     indexes[list(members)] = np.arange(len(members))
     return indexes

@@ -1,4 +1,4 @@
-"""Phrases that the strategies' reasons share."""
+"""Phrases that the reasons of several strategies contain."""
 
 from rota.model import NO_OWNER, Roster
 from rota.strategies.arrays import Owners
@@ -13,5 +13,5 @@ def describe_change(roster: Roster, owners: Owners, queue: int) -> str:
     owner = "no member" if now == NO_OWNER else roster.members[now]
     if was == now:
         return f"{roster.queues[queue]} {'belongs to' if now == NO_OWNER else 'stays with'} {owner}"
-    giver = "" if was == NO_OWNER else f"from {roster.members[was]} "
-    return f"{roster.queues[queue]} goes {giver}to {owner}"
+    origin = "" if was == NO_OWNER else f"from {roster.members[was]} "
+    return f"{roster.queues[queue]} goes {origin}to {owner}"

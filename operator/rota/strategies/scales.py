@@ -1,4 +1,6 @@
-"""The scales of Balanced: members' loads while owners are decided, and the step that gave each queue its owner.
+"""The decision of Balanced: members' loads while owners are decided, and the step that gave each queue its owner.
+
+`rota.strategies.balanced` prepares the weights, runs the decision (`Scales.decide`), and words the reasons.
 
 A member's load is the sum of its queues' weights, its *fullness* is load / capacity. The cost of an assignment is
 
@@ -9,14 +11,14 @@ If queue w moves from giver g to taker t, the first sum changes by
     slope · w²  -  2 · gap · w,  with  slope = 1 / capacity of g + 1 / capacity of t
                                  and   gap = fullness of g - fullness of t
 
-which is least for w = gap / slope, at which both become equally full. The second sum changes by penalty · mismatch · w:
-mismatch is 1 if the queue leaves its room, -1 if it returns there, else 0. The penalty is 2 · ROOM_COST_SHARE · mean
-fullness: a small queue leaves its room if the fullness of its owner and of the taker differ by more than
-ROOM_COST_SHARE of the mean.
+This change is least for w = gap / slope, at which both become equally full. The second sum changes by
+penalty · mismatch · w: mismatch is 1 if the queue leaves its room, -1 if it returns there, else 0. The penalty is
+2 · ROOM_COST_SHARE · mean fullness: a small queue leaves its room if the fullness of its owner and of the taker differ
+by more than ROOM_COST_SHARE of the mean.
 
-Of the members of one room, only the emptiest is considered as the taker of a queue. If these have equal capacities, no
-other member of the room lowers the cost more: only its fullness makes a difference. If they have unequal ones, a
-slightly fuller member of more capacity might; then the result is as good as this simplification.
+Of the members of one room, only the emptiest is considered as the taker of a queue. With equal capacities, no other
+member of the room lowers the cost more. With unequal ones, a slightly fuller member of more capacity might; that choice
+is missed, which keeps the search short.
 """
 
 import heapq
@@ -76,11 +78,13 @@ class Scales:
         self.mean_fullness = sum(weights) / sum(capacities)
         self.loads = [0] * len(capacities)
         self.queue_counts = [0] * len(capacities)
-        self.placements: dict[int, Placement] = {}
+        self.placements: dict[int, Placement] = {}  # by queue; none for a queue that stays with its owner
+        # By member: the queues of each room that the member owns, lightest first.
         self._queues_by_room: list[dict[Room, list[WeightedQueue]]] = [{} for _ in capacities]
         self._min_difference = self.mean_fullness * MIN_DIFFERENCE_SHARE
         self._room_penalty = 2 * self.mean_fullness * ROOM_COST_SHARE
-        # A heap for each room. A change of a member's load only adds an entry: the older ones are stale.
+        # A heap of the members of each room, emptiest first. A change of a member's load only adds an entry: its older
+        # entries are stale, and are removed when they come first.
         self._fullness_heaps: dict[Room, list[FullnessEntry]] = {}
         for member in range(len(capacities)):
             self._push_fullness(member)
@@ -96,7 +100,7 @@ class Scales:
         return self.loads[member] / self.capacities[member]
 
     def candidates(self, skipped_member: int = NO_OWNER) -> list[int]:
-        """Return the emptiest member of each room, other than `skipped_member`; see the module's head."""
+        """Return the possible takers of a queue: the emptiest member of each room, other than `skipped_member`."""
         candidates: list[int] = []
         for heap in self._fullness_heaps.values():
             member = self._emptiest(heap, skipped_member)
@@ -190,7 +194,11 @@ class Scales:
         return moves
 
     def _even_out(self, moves: int) -> None:
-        """Move single queues while that lowers the cost, from the fullest member down, in repeated passes."""
+        """Move single queues while that lowers the cost.
+
+        Each pass starts with the fullest member, and goes on to the next when no move of a member's queues is
+        worthwhile. The passes end with one that moves nothing.
+        """
         moved = True
         while moved and moves:
             moved = False
@@ -198,7 +206,7 @@ class Scales:
             heapq.heapify(givers)
             while givers and moves:
                 _, giver = heapq.heappop(givers)
-                best_move = min(self._improvements(giver), default=None)
+                best_move = min(self._worthwhile_moves(giver), default=None)
                 if best_move:
                     _, queue, taker = best_move
                     is_more_even = self.lowers_cost(self.evenness_change(queue, taker), queue)
@@ -207,7 +215,7 @@ class Scales:
                     moved = True
                     heapq.heappush(givers, (-self.fullness(giver), giver))
 
-    def _improvements(self, giver: int) -> Iterator[CandidateMove]:
+    def _worthwhile_moves(self, giver: int) -> Iterator[CandidateMove]:
         """Yield the worthwhile moves of a queue from a member."""
         if self.queue_counts[giver] < 2:  # noqa: PLR2004 - a member's last queue stays
             return
@@ -231,7 +239,10 @@ class Scales:
             mismatch = self.room_mismatch(taker, any_queue) - self.room_mismatch(giver, any_queue)
             optimal_weight = (gap - self._room_penalty * mismatch / 2) / slope
             place = bisect_left(held, (optimal_weight, -1))  # -1: before all queues of exactly this weight
-            for _, queue in held[max(place - 1, 0) : place + 1]:
+            neighbours = held[
+                max(place - 1, 0) : place + 1
+            ]  # the last lighter queue and the next one, where they exist
+            for _, queue in neighbours:
                 yield queue
 
     def _added_cost(self, member: int, queue: int) -> float:

@@ -47,8 +47,8 @@ def why_sticky(roster: Roster, owners: Owners, queues: Sequence[int]) -> Iterato
     current = current_owners(roster)
     had = _count_by_member(roster, current[ordinary])
     keeps = _count_by_member(roster, owners[ordinary & (current == owners)])
-    even = _even_share(roster, int(ordinary.sum()))
-    even_with_retry = _even_share(roster, len(ordinary))
+    even = _describe_even_share(roster, int(ordinary.sum()))
+    even_with_retry = _describe_even_share(roster, len(ordinary))
     even += "" if ordinary.all() else ", retries apart"  # `had` and `keeps` leave retry queues out
     for queue in queues:
         was = roster.owners[queue]
@@ -70,33 +70,34 @@ def _count_by_member(roster: Roster, owners: Owners) -> list[int]:
     return list(map(int, np.bincount(owners[owners != NO_OWNER], minlength=len(roster.members))))
 
 
-def _even_share(roster: Roster, queues: int) -> str:
+def _describe_even_share(roster: Roster, queues: int) -> str:
     each, more = divmod(queues, len(roster.members))
     return f"an even share is {f'{each} or {each + 1}' if more else each}"
 
 
 def _spread(current: Owners, load: Indices) -> Owners:
-    """Return new owners of some queues: with them, members that carry an even load carry an even load again.
+    """Return new owners of the queues that `current` has.
 
-    `load` is the number of queues that each member owns besides these.
+    `load` is the number of other queues that each member owns. If it is even, the members' totals are even again.
     """
     counts = np.bincount(current[current != NO_OWNER], minlength=len(load))
     quotas = _compute_quotas(counts, load, len(current))
     owners = current.copy()
     _unassign_excess(owners, counts, quotas)
     unassigned = np.flatnonzero(owners == NO_OWNER)
-    owners[unassigned] = _deal(quotas - np.minimum(counts, quotas))
+    kept_counts = np.minimum(counts, quotas)
+    owners[unassigned] = _deal(quotas - kept_counts)
     return owners
 
 
 def _compute_quotas(counts: Indices, load: Indices, queues: int) -> Indices:
-    """Return how many of the queues each member is to own: an equal number, and one more where that avoids a move."""
+    """Return each member's quota, so that loads with quotas are even; the larger quotas go where they avoid a move."""
     level = (int(load.sum()) + queues) // len(load)
     quotas = np.maximum(level - load, 0)
     remaining = queues - int(quotas.sum())
     if remaining:
-        # A member that carries more than the others already gets one more queue last; among the rest, one that would
-        # lose a queue comes first. np.lexsort sorts by its last key first, and is stable.
+        # One more queue goes first to members at the level that would otherwise lose one, next to other members at the
+        # level, last to members above it. np.lexsort sorts by its last key first, and is stable.
         is_above_level = load + quotas > level
         loses_none = counts <= quotas
         order = np.lexsort((loses_none, is_above_level))
@@ -105,7 +106,7 @@ def _compute_quotas(counts: Indices, load: Indices, queues: int) -> Indices:
 
 
 def _unassign_excess(owners: Owners, counts: Indices, quotas: Indices) -> None:
-    """Take from each member its last queues, as many as are above its quota."""
+    """Take each member's excess over its quota from it: the last of its queues. Changes `owners`."""
     has_excess = counts > quotas
     if has_excess.any():
         candidates = np.flatnonzero((owners != NO_OWNER) & has_excess[owners])
@@ -117,14 +118,14 @@ def _unassign_excess(owners: Owners, counts: Indices, quotas: Indices) -> None:
 def _deal(missing: Indices) -> Owners:
     """Deal queues in turn to members below quota, so that adjacent queues (of one topic) go to different members.
 
-    `missing` is each member's number of queues below its quota. Both ways give the same result.
+    `missing` is the number of queues that each member lacks. Table and sorting give the same result.
     """
     takers = np.flatnonzero(missing)
     counts = missing[takers]
     rounds = int(counts.max(initial=0))
     if rounds * len(takers) <= MAX_TABLE_CELLS_PER_QUEUE * int(counts.sum()) + SMALL_TABLE_CELLS:
-        takes_part = np.arange(rounds)[:, None] < counts  # by round and taker
-        _, dealt = np.nonzero(takes_part)
+        takes_part = np.arange(rounds)[:, None] < counts  # a row for each round, a column for each taker
+        _, dealt = np.nonzero(takes_part)  # the column of each queue's taker, row by row
         return takers[dealt].astype(np.int32)
     repeated = np.repeat(np.arange(len(takers)), counts)
     by_round = np.argsort(count_equal_before(repeated), kind="stable")
