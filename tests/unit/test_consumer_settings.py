@@ -7,7 +7,7 @@ import pytest
 from builders import a_spec
 from rota.model import Reason
 from rota.spec import Subscription
-from rota.spec.consumer_settings import ConsumerSettings, find_differences, find_mismatches, settings_of
+from rota.spec.consumer_settings import ConsumerSettings, describe_differences, find_mismatches, settings_of
 
 ORDERS = Subscription("orders", "paid || open")
 BILLS = Subscription("bills", "price > 3", "SQL92")
@@ -41,7 +41,7 @@ GROUP = ConsumerSettings((ORDERS, BILLS), "Clustering", "Latest")
 def test_unmanaged_consumer_differs_by_topics_filters_model_and_start(
     consumer_settings: ConsumerSettings, differences: list[str]
 ) -> None:
-    assert find_differences(GROUP, consumer_settings) == differences
+    assert describe_differences(GROUP, consumer_settings) == differences
 
 
 def test_unmanaged_consumer_mismatches_are_one_problem_that_names_the_first_three() -> None:

@@ -1,6 +1,7 @@
-"""The specs of Rota's custom resources, parsed and validated; a mistake is a sentence with the field's path.
+"""The specs of Rota's custom resources, parsed and validated; a user's mistake raises InvalidSpecError.
 
-The CRDs reject most mistakes at `kubectl apply` already; this also covers files, and objects that no CRD has checked.
+The CRDs reject most mistakes at `kubectl apply` already. This module also covers specs in files, and objects that no
+CRD has checked. `rota.spec.rules` has the rules that concern several fields.
 """
 
 import re
@@ -24,8 +25,9 @@ Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-
 NonEmptyText = Annotated[str, Meta(min_length=1)]
 GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
 Count = Annotated[int, Meta(ge=1, le=MAX_INT32)]
-Mebibytes = Annotated[int, Meta(ge=1, le=1024)]  # of one message
+Mebibytes = Annotated[int, Meta(ge=1, le=1024)]  # size of one message
 Port = Annotated[int, Meta(ge=1, le=65535)]
+# Ids of queues, such as 0-3,7.
 Ranges = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(-[0-9]{1,9})?(,[0-9]{1,9}(-[0-9]{1,9})?)*\Z")]
 CountOrPercent = Annotated[int, Meta(ge=0, le=MAX_INT32)] | Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%\Z")]
 
@@ -217,7 +219,7 @@ class BrokerRoom(_SpecBlock, frozen=True):
     room: NonEmptyText
 
 
-# Options of the strategies of these names.
+# The strategies' options: each class has the name of its strategy.
 class ByConfig(_SpecBlock, frozen=True):
     members: Annotated[list[ConfiguredMember], Meta(min_length=1)]
 
@@ -261,16 +263,18 @@ class Handover(_SpecBlock, frozen=True):
     """How queues move from one member to another."""
 
     mode: Literal["Cooperative", "Immediate"] = "Cooperative"
-    drain_timeout: Seconds = Seconds(30)
-    lost_after: Seconds = Seconds(10)
+    drain_timeout: Seconds = Seconds(30)  # limit for a member to finish the messages of a revoked queue
+    lost_after: Seconds = Seconds(
+        10
+    )  # limit for a member that is neither Ready nor reachable, until others get its queues
 
 
 class Triggers(_SpecBlock, frozen=True):
     """When a group is reconciled again."""
 
-    debounce: Seconds = Seconds(0.5)
-    resync: Seconds = Seconds(20)
-    unready_grace: Seconds = Seconds(10)
+    debounce: Seconds = Seconds(0.5)  # minimum time between an assignment and the next moves
+    resync: Seconds = Seconds(20)  # interval of reconciling without any event
+    unready_grace: Seconds = Seconds(10)  # limit for a member to be unready before it gives up its queues
 
 
 class Budget(_SpecBlock, frozen=True):
@@ -305,7 +309,7 @@ class PolicySpec(_SpecBlock, frozen=True):
 
 
 def parse_group(body: Mapping[str, Any]) -> GroupSpec:
-    """Parse a ConsumerGroup's `spec`; raise InvalidSpecError if it is invalid."""
+    """Parse a ConsumerGroup's `spec`; raise InvalidSpecError for its first mistake."""
     spec = _parse(body, GroupSpec)
     metadata = body.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
@@ -315,9 +319,9 @@ def parse_group(body: Mapping[str, Any]) -> GroupSpec:
 
 
 def parse_policy(body: Mapping[str, Any]) -> PolicySpec:
-    """Parse a RebalancePolicy's `spec`; raise InvalidSpecError if it is invalid."""
+    """Parse a RebalancePolicy's `spec`; raise InvalidSpecError for its first mistake."""
     spec = _parse(body, PolicySpec)
-    own_block = spec.strategy[0].lower() + spec.strategy[1:]
+    own_block = spec.strategy[0].lower() + spec.strategy[1:]  # the field of `spec.options` for this strategy
     present: set[str] = set()
     for field in msgspec.structs.fields(StrategyOptions):
         if getattr(spec.options, field.name) is not None:
@@ -371,7 +375,10 @@ def _decode_duration(kind: type[Any], value: object) -> object:
 
 
 def _describe_error(error: str, kind: type[Struct]) -> str:
-    """Return msgspec's message with the path first: users look for the field."""
+    """Return msgspec's message with the path first, since users look for the field.
+
+    "Expected `int`, got `str` - at `$.replicas`" becomes "spec.replicas: expected int, got str".
+    """
     message, _, path = error.partition(" - at ")
     key, _, where = path.strip("`").rpartition("$")  # "key in $.template": a key is wrong, not a value
     if repr(SUBDOMAIN_PATTERN) in message:  # as msgspec quotes it
@@ -381,7 +388,7 @@ def _describe_error(error: str, kind: type[Struct]) -> str:
 
 
 def _choices(kind: Any, path: str) -> tuple[str, ...]:
-    """Return the permitted values of the field at a path."""
+    """Return the permitted values of the field at a path in a spec, such as `.subscriptions[...].type`."""
     for name in re.findall(r"[a-z]\w*", path, re.IGNORECASE):
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.encode_name == name)
         while get_origin(kind) not in {None, Literal}:  # the items of a list, or the type of an optional field

@@ -10,8 +10,8 @@ from rota.spec.resolved import GroupSettings
 
 Model = Literal["Clustering", "Broadcasting", ""]
 Start = Literal["Latest", "Earliest", "Timestamp", ""]
-MAX_TEXT_CHARS = 100  # characters of a client id, a filter or topics in a sentence
-MAX_LISTED_CONSUMERS = 3  # in a sentence; the others are counted
+MAX_TEXT_CHARS = 100  # limit for a client id, a filter or a list of topics in a sentence
+MAX_LISTED_CONSUMERS = 3  # consumers that a sentence names; the others are counted
 
 
 class ConsumerSettings(NamedTuple):
@@ -23,11 +23,11 @@ class ConsumerSettings(NamedTuple):
 
     @property
     def filters(self) -> dict[str, frozenset[str]]:
-        """Return each topic's filter; equal filters accept the same messages. Retry topics are not compared."""
+        """Return each topic's filter; equal filters accept the same messages. Retry topics are left out."""
         filters: dict[str, frozenset[str]] = {}
         for subscription in self.subscriptions:
             if not subscription.topic.startswith(RETRY_TOPIC_PREFIX):
-                filters[subscription.topic] = _filter(subscription)
+                filters[subscription.topic] = _comparable_filter(subscription)
         return filters
 
 
@@ -44,13 +44,14 @@ def tags_of(subscription: Subscription) -> list[str]:
     return sorted(tags - {""})
 
 
-def _filter(subscription: Subscription) -> frozenset[str]:
+def _comparable_filter(subscription: Subscription) -> frozenset[str]:
+    """Return the accepted tags, or an SQL92 expression with a prefix that keeps it apart from a tag."""
     if subscription.type == "Tag":
         return frozenset(tags_of(subscription))
     return frozenset({f"SQL92: {' '.join(subscription.expression.split())}"})
 
 
-def find_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> list[str]:
+def describe_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> list[str]:
     """Return how another consumer's settings differ from the group's; an unknown setting is no difference."""
     result = [*_topic_differences(group.filters, consumer.filters), *_filter_differences(group, consumer)]
     if consumer.message_model and consumer.message_model != group.message_model:
@@ -60,31 +61,34 @@ def find_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> lis
     return result
 
 
-def _topic_differences(ours: Collection[str], theirs: Collection[str]) -> Iterator[str]:
-    if missing := sorted({*ours}.difference(theirs)):
+def _topic_differences(group_topics: Collection[str], consumer_topics: Collection[str]) -> Iterator[str]:
+    if missing := sorted({*group_topics}.difference(consumer_topics)):
         yield f"it does not read {join_names(missing)}"
-    if added := sorted({*theirs}.difference(ours)):
+    if added := sorted({*consumer_topics}.difference(group_topics)):
         yield f"it also reads {single_line(join_names(added), MAX_TEXT_CHARS)}"
 
 
 def _filter_differences(group: ConsumerSettings, consumer: ConsumerSettings) -> Iterator[str]:
-    ours = group.filters
-    theirs = consumer.filters
+    group_filters = group.filters
+    consumer_filters = consumer.filters
     for subscription in consumer.subscriptions:
         topic = subscription.topic
-        if topic in ours and ours[topic] != theirs[topic]:
+        if topic in group_filters and group_filters[topic] != consumer_filters[topic]:
             yield f"its filter of {topic} is {single_line(subscription.expression, MAX_TEXT_CHARS)}"
 
 
 def find_mismatches(group: GroupSpec | None, unmanaged: Mapping[str, ConsumerSettings]) -> list[Finding]:
-    """Return the problem of unmanaged consumers, by client id, whose settings differ from the group's."""
+    """Return one problem that lists the unmanaged consumers with other settings than the group, or an empty list.
+
+    `unmanaged` has the settings of each unmanaged consumer, by client id.
+    """
     if group is None:
         return []
     sentences: list[str] = []
-    for name, consumer in sorted(unmanaged.items()):
-        differences = find_differences(settings_of(group), consumer)
+    for client_id, consumer in sorted(unmanaged.items()):
+        differences = describe_differences(settings_of(group), consumer)
         if differences:
-            sentences.append(f"{single_line(name, MAX_TEXT_CHARS)}: {', '.join(differences)}")
+            sentences.append(f"{single_line(client_id, MAX_TEXT_CHARS)}: {', '.join(differences)}")
     if not sentences:
         return []
     more = len(sentences) - MAX_LISTED_CONSUMERS

@@ -1,7 +1,7 @@
-"""Names that Kubernetes accepts for namespaces and objects: its own rules, which are looser than RFC 1123 in one point.
+"""Names that Kubernetes accepts for namespaces and objects.
 
 A namespace is a DNS label of at most 63 characters. An object's name has labels with dots between them and at most 253
-characters; a single label in it may be longer than 63, as in Kubernetes.
+characters. As in Kubernetes, but unlike RFC 1123, a single label of an object's name may be longer than 63.
 """
 
 import re
@@ -13,7 +13,7 @@ _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 LABEL_PATTERN = rf"^(?=.{{1,63}}\Z){_LABEL}\Z"
 SUBDOMAIN_PATTERN = rf"^(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\Z"
 
-NAMING_RULE = "lower-case letters, digits, - and ., as kubectl get shows it"  # in errors, after "write"
+NAMING_RULE = "lower-case letters, digits, - and ., as kubectl get shows it"  # follows "write" in errors
 
 ObjectName = Annotated[str, Meta(min_length=1, pattern=SUBDOMAIN_PATTERN)]
 

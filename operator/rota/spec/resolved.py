@@ -1,4 +1,8 @@
-"""`group.json`: a group's settings for its sidecars, with every default filled in; equal settings have one text."""
+"""`group.json`: a group's settings for its sidecars, a key of the ConfigMap `<group>-rota`.
+
+The operator writes it from the group's spec, with all defaults filled in; sidecars read it from a mounted volume. Equal
+settings have equal texts, so a hash of the text (`settings_digest`) tells which settings a sidecar applies.
+"""
 
 import hashlib
 import json
@@ -11,11 +15,12 @@ from msgspec import Meta, Struct
 from rota.model import single_line
 from rota.spec import Broker, Delivery, GroupSpec, Seconds, StartFrom, Subscription
 
-# A group with `startFrom` Timestamp and no time starts so long before its creation: as RocketMQ's client, at its start.
+# With `startFrom` Timestamp but no time, a group starts with messages that are this old at its creation. RocketMQ's
+# client does the same at its own start.
 START_BEFORE_CREATION = timedelta(minutes=30)
 SETTINGS_SCHEMA = 1
 DEFAULT_DRAIN_SECONDS = 30.0
-MAX_DURATION_SECONDS = 3.6e9  # of a duration: 999,999 hours
+MAX_DURATION_SECONDS = 3.6e9  # the longest duration in a spec is 999,999 hours
 
 _SIDECAR_FIELDS = ("broker", "subscriptions", "message_model", "ordering", "start_from", "delivery", "paused")
 
@@ -30,7 +35,7 @@ class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
     message_model: Literal["Clustering", "Broadcasting"] = "Clustering"
     ordering: Literal["Concurrent", "Orderly"] = "Concurrent"
     start_from: StartFrom = StartFrom()
-    drain_timeout: float = DEFAULT_DRAIN_SECONDS
+    drain_timeout: float = DEFAULT_DRAIN_SECONDS  # seconds; from the group's policy
     paused: bool = False
 
     @property
@@ -62,13 +67,13 @@ class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def encode_settings(name: str, spec: GroupSpec, drain_timeout: float, created_at: str | None) -> str:
     """Return the text of a group's settings; durations are numbers of seconds, and defaults are written out."""
-    fields = {_camel(field): getattr(spec, field) for field in _SIDECAR_FIELDS}
+    fields = {_to_camel_case(field): getattr(spec, field) for field in _SIDECAR_FIELDS}
     body: dict[str, Any] = msgspec.to_builtins(fields, enc_hook=float, order="deterministic")
     body["delivery"]["retry"]["maxAttempts"] = spec.max_attempts
     start = body["startFrom"]
     if created_at and start["position"] == "Timestamp" and start["timestamp"] is None:
-        first = datetime.fromisoformat(created_at) - START_BEFORE_CREATION
-        start["timestamp"] = first.isoformat().replace("+00:00", "Z")
+        start_at = datetime.fromisoformat(created_at) - START_BEFORE_CREATION
+        start["timestamp"] = start_at.isoformat().replace("+00:00", "Z")
     return json.dumps(
         {"schema": SETTINGS_SCHEMA, "group": spec.group or name, "drainTimeout": float(drain_timeout), **body},
         sort_keys=True,
@@ -119,7 +124,7 @@ def decode_drain_timeout(text: str) -> float:
 
 
 def _drop_unknown_fields(value: Any, kind: Any) -> Any:
-    """Remove fields that this version does not know, as the blocks of a spec reject them."""
+    """Remove fields that this version does not know: the structs of a spec would reject them."""
     kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # the type inside Annotated
     kinds = [kind, *get_args(kind)]  # of a list, its items' type comes last; of an optional field, all its types
     if isinstance(value, list):
@@ -141,6 +146,6 @@ def _decode_seconds(kind: type[Any], value: object) -> object:
     raise ValueError(f"{value!r} is not a number of seconds")
 
 
-def _camel(field: str) -> str:
+def _to_camel_case(field: str) -> str:
     first, *more = field.split("_")
     return first + "".join(map(str.capitalize, more))

@@ -1,4 +1,7 @@
-"""Validation rules of specs beyond field types: each mistake is a sentence that names the field."""
+"""Validation rules of specs beyond field types: each mistake is a sentence that names the field.
+
+`rota.spec` runs these rules after it has parsed a spec, and raises the first mistake.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,20 +15,23 @@ MAX_QUEUES_PER_BROKER = 1_000_000  # queues of a topic on one broker; a higher i
 # The broker's lock of an Orderly queue expires after 60 s. The sidecar starts deliveries only while the lock is at most
 # 30 s old, so a delivery that takes at most 30 s ends before another member can lock the queue.
 MAX_ORDERLY_TIMEOUT_SECONDS = 30.0
-_NO_PODS = (0, "0%")  # as a limit of a rollout
+_NO_PODS = (0, "0%")  # limits of a rollout that allow no pod
 
 # The base URL of an OTLP receiver: no credentials, query or fragment.
 _RECEIVER_PATTERN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~%/-]*)?")
 
 
 def group_mistakes(spec: "GroupSpec", name: str | None) -> Iterator[str]:
-    """Yield the mistakes in a group that has this name at the broker; without a name, its own topics are not known."""
-    yield from _reading_mistakes(spec)
+    """Yield the mistakes in a group's spec.
+
+    `name` is the group's name at the broker, for the check of its retry and dead-letter topics; None: not checked.
+    """
+    yield from _consumption_mistakes(spec)
     yield from _workload_mistakes(spec)
-    for at, subscription in enumerate(spec.subscriptions):
+    for index, subscription in enumerate(spec.subscriptions):
         if name and subscription.topic in {f"%RETRY%{name}", f"%DLQ%{name}"}:
             reason = "members read its retries anyway, and its dead letters are for another group"
-            yield f"spec.subscriptions[{at}].topic {subscription.topic} is the group's own: {reason}; remove it"
+            yield f"spec.subscriptions[{index}].topic {subscription.topic} is the group's own: {reason}; remove it"
 
 
 def policy_mistakes(spec: "PolicySpec") -> Iterator[str]:
@@ -35,7 +41,7 @@ def policy_mistakes(spec: "PolicySpec") -> Iterator[str]:
     yield from _room_mistakes(spec.options)
 
 
-def _reading_mistakes(spec: "GroupSpec") -> Iterator[str]:
+def _consumption_mistakes(spec: "GroupSpec") -> Iterator[str]:
     """Yield the mistakes about brokers, subscriptions and order."""
     tls = spec.broker.rocketmq.tls
     if not tls.enabled and (tls.ca_secret or tls.client_secret):
@@ -98,12 +104,12 @@ def _by_config_mistakes(options: "StrategyOptions") -> Iterator[str]:
         yield "spec.options.byConfig.members names an index twice; list its queues together"
     spans: list[_IdSpan] = []
     for member_index, entry in enumerate(members):
-        for block_index, queues in enumerate(entry.queues):
-            for first, last in parse_spans(queues.ids):
-                span = _IdSpan(queues.topic, queues.broker, first, last, member_index, block_index)
+        for range_index, queue_range in enumerate(entry.queues):
+            for first, last in parse_spans(queue_range.ids):
+                span = _IdSpan(queue_range.topic, queue_range.broker, first, last, member_index, range_index)
                 if not first <= last < MAX_QUEUES_PER_BROKER:
                     form = f"write ids as 0-3,7, each below {MAX_QUEUES_PER_BROKER}"
-                    yield f"{span.path} {queues.ids!r} is not valid: {form}"
+                    yield f"{span.path} {queue_range.ids!r} is not valid: {form}"
                     continue
                 spans.append(span)
     yield from _overlap_mistakes(sorted(spans))
@@ -117,11 +123,11 @@ class _IdSpan(NamedTuple):
     first: int
     last: int
     member_index: int
-    block_index: int
+    range_index: int
 
     @property
     def path(self) -> str:
-        return f"spec.options.byConfig.members[{self.member_index}].queues[{self.block_index}].ids"
+        return f"spec.options.byConfig.members[{self.member_index}].queues[{self.range_index}].ids"
 
 
 def _overlap_mistakes(spans: Sequence[_IdSpan]) -> Iterator[str]:
@@ -135,7 +141,7 @@ def _overlap_mistakes(spans: Sequence[_IdSpan]) -> Iterator[str]:
         if farthest is None or not is_same_broker or span.first > farthest.last:
             farthest = span
             continue
-        earlier, later = sorted((span, farthest), key=attrgetter("member_index", "block_index"))
+        earlier, later = sorted((span, farthest), key=attrgetter("member_index", "range_index"))  # in the spec's order
         queue = f"{span.topic}/{span.broker}/{span.first}"
         yield f"{later.path} names queue {queue}, which {earlier.path} names too; name it once"
         if span.last > farthest.last:
@@ -143,16 +149,17 @@ def _overlap_mistakes(spans: Sequence[_IdSpan]) -> Iterator[str]:
 
 
 def parse_spans(ranges: str) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last id of each part of a range."""
+    """Yield the first and the last id of each part: "0-3,7" gives (0, 3) and (7, 7)."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         yield int(first), int(last or first)
 
 
 def _room_mistakes(options: "StrategyOptions") -> Iterator[str]:
+    """Yield a mistake for each broker that is in two rooms."""
     for block, chosen in (("machineRoomNearby", options.machine_room_nearby), ("balanced", options.balanced)):
         rooms: dict[str, str] = {}
-        for at, entry in enumerate(chosen.brokers if chosen else ()):
+        for index, entry in enumerate(chosen.brokers if chosen else ()):
             if rooms.setdefault(entry.broker, entry.room) != entry.room:
                 problem = f"broker {entry.broker} is in room {rooms[entry.broker]} already; name it once"
-                yield f"spec.options.{block}.brokers[{at}]: {problem}"
+                yield f"spec.options.{block}.brokers[{index}]: {problem}"

@@ -3,7 +3,7 @@
 A strategy is a deterministic function. Its input is a roster (`rota.model.Roster`: the queues, the members that may own
 them, and the present owners), its result an owner for each queue. The planner and tools call it in three ways:
 
-- `STRATEGIES[name](roster, **options)` returns an int32 array over `roster.queues`: a member's index, or -1 for no owner;
+- `STRATEGIES[name](roster, **options)` returns an int32 array over `roster.queues`: a member's index; -1: no owner;
 - `allocate(...)` takes and returns plain names and tuples;
 - `explain(...)` returns a sentence with the reason for a queue's owner.
 
