@@ -1,4 +1,9 @@
-"""Message of a queue, with an estimate of the memory that it takes."""
+"""Message of a queue, with estimates of its size in memory and in responses.
+
+The sidecar's memory budget limits pulls by these estimates, and its pull API limits the responses to the app.
+
+A message is *ordinary* if it has at most ORDINARY_PROPERTIES properties of at most ORDINARY_TEXT_BYTES together.
+"""
 
 from collections.abc import Mapping
 from itertools import chain
@@ -8,13 +13,14 @@ import msgspec
 from rota.model import RETRY_TOPIC_PREFIX, Queue
 
 MEBIBYTE = 1 << 20
-MESSAGE_OVERHEAD_BYTES = 1536  # memory of a message without its body: measured with ordinary properties
-ORDINARY_PROPERTIES = 8  # number of properties that the overhead includes
-ORDINARY_TEXT_BYTES = 512  # bytes of property names and values that the overhead includes
+MESSAGE_OVERHEAD_BYTES = 1536  # memory of an ordinary message without its body, as measured
+ORDINARY_PROPERTIES = 8
+ORDINARY_TEXT_BYTES = 512  # bytes of the names and values of properties
 PROPERTY_BYTES = 176  # memory of each further property without its text; up to 161 bytes were measured
-# Upper limit: memory of the properties of a batch and of one of its messages, if each are 64 KiB of the shortest ones.
+# Upper limit of `Message.properties_bytes`. A message has at most 64 KiB of properties of its own, and in a batch as
+# much again from the batch. They take most memory if each property is as short as possible.
 MAX_PROPERTIES_BYTES = 6 * MEBIBYTE
-MAX_CHARACTER_BYTES = 4  # one character outside the BMP widens every character of its text to 4 bytes
+MAX_CHARACTER_BYTES = 4  # CPython stores each character of a text in 4 bytes if one of them is outside the BMP
 MAX_ESCAPE_BYTES = 6  # bytes of one escaped character in JSON or in a header, such as \u0003
 ENCODINGS_PER_PROPERTY = 2  # tag, keys and topic are encoded as properties, and again in fields of their own
 
@@ -31,11 +37,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     stored_ms: int = 0  # milliseconds since 1970, set by the broker
     commit_log_offset: int = 0  # position in the broker's store; identifies the message when it is sent back
     body_error: str = ""  # why the body is not the producer's original; empty if it is
-    properties_bytes: int = 0  # memory of its properties beyond ordinary ones: see `properties_bytes_of`
+    properties_bytes: int = 0  # memory of its properties beyond those of an ordinary message: `extra_properties_bytes`
 
     @property
     def variable_bytes(self) -> int:
-        """The memory of the message beyond MESSAGE_OVERHEAD_BYTES: its body, and properties beyond ordinary ones."""
+        """The memory of the message without MESSAGE_OVERHEAD_BYTES, which the sidecar counts by number of messages."""
         return len(self.body) + self.properties_bytes
 
     @property
@@ -45,7 +51,11 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def encoded_bytes(self) -> int:
-        """The most bytes that the message adds to a request or response: body, and properties beyond ordinary ones."""
+        """An estimate of the bytes that the message adds to a request or response.
+
+        The properties of an ordinary message are not counted. Those of any other are, all of them: encoded twice, with
+        each character escaped.
+        """
         if not self.properties_bytes:
             return len(self.body)
         characters = sum(map(len, chain(self.properties, self.properties.values())))
@@ -80,10 +90,11 @@ def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else MAX_CHARACTER_BYTES * len(text)
 
 
-def properties_bytes_of(number: int, size: int) -> int:
-    """Return the memory of properties beyond the ordinary ones that MESSAGE_OVERHEAD_BYTES includes.
+def extra_properties_bytes(count: int, size_bytes: int) -> int:
+    """Return the memory of properties beyond those of an ordinary message, which MESSAGE_OVERHEAD_BYTES includes.
 
-    `number` is that of the properties, `size` the bytes of their names and values (`text_bytes`).
+    `count` is the number of the properties, `size_bytes` the memory of their names and values (`text_bytes`).
     """
-    further = max(0, number - ORDINARY_PROPERTIES)
-    return further * PROPERTY_BYTES + max(0, size - ORDINARY_TEXT_BYTES)
+    extra_count = max(0, count - ORDINARY_PROPERTIES)
+    extra_text_bytes = max(0, size_bytes - ORDINARY_TEXT_BYTES)
+    return extra_count * PROPERTY_BYTES + extra_text_bytes

@@ -1,4 +1,7 @@
-"""Broker port: the interface of operator and sidecar to brokers. Routes, members, offsets, locks, messages."""
+"""Broker port: what operator and sidecar require of brokers, as protocols that each kind of brokers implements.
+
+The operator uses `Brokers` (a cluster), a sidecar uses `Consumer` (one member of a group).
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +19,7 @@ DEAD_LETTER_LEVEL = -1  # no further attempt: to the dead-letter topic
 
 
 class OffsetCorrection(StrEnum):
-    """Why a pull returns another offset to go on from, instead of messages at the requested one."""
+    """Why a pull returns no messages, but another offset from which to continue (`PullResult.next_offset`)."""
 
     OUT_OF_RANGE = "OutOfRange"  # the offset is before the queue's first message or after its end
     RESET = "Reset"  # the group's offset was reset at the broker
@@ -40,7 +43,7 @@ class Admission(Protocol):
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest unpacked size of a message; a larger body stays packed; see `Message.body_error`."""
+        """The largest decompressed size of a body; a larger one stays compressed, with a `Message.body_error`."""
 
     def admit(self, memory_bytes: int) -> bool:
         """Return whether the pull keeps a message of this size; after a refusal it keeps no further message."""
@@ -72,7 +75,7 @@ class BrokerOffsets(NamedTuple):
     """A group's offsets in a queue, as the broker reports them."""
 
     max_offset: int
-    committed_offset: int  # 0 also if the group never committed
+    committed_offset: int  # 0: at the start, or the group never committed
     pulled_offset: int
     consumed_until: float = 0.0  # store time of the last consumed message, seconds since 1970; 0: unknown
 
@@ -80,9 +83,9 @@ class BrokerOffsets(NamedTuple):
 class OffsetRange(NamedTuple):
     """The range of offsets in a queue; equal offsets mean that it is empty."""
 
-    min_offset: int  # of the oldest message
-    max_offset: int  # that the next message will have
-    last_stored_at: float = 0.0  # seconds since 1970
+    min_offset: int  # the offset of the oldest message
+    max_offset: int  # the offset that the next message will have
+    last_stored_at: float = 0.0  # store time of the newest message, seconds since 1970; 0: unknown
 
 
 class BrokerGroupSettings(NamedTuple):
@@ -160,11 +163,11 @@ class Brokers(Protocol):
 
 
 class ConsumedQueue(NamedTuple):
-    """A queue's state that a member reports when a tool requests it via the broker; times: seconds since 1970."""
+    """A queue's state that a member reports when a tool such as mqadmin requests it; times: seconds since 1970."""
 
     committed_offset: int = 0
-    min_buffered_offset: int = 0  # of the buffered messages
-    max_buffered_offset: int = 0
+    min_buffered_offset: int = 0  # the lowest offset of the buffered messages
+    max_buffered_offset: int = 0  # the highest offset of the buffered messages
     buffered_messages: int = 0
     buffered_bytes: int = 0
     locked: bool = False
@@ -184,9 +187,10 @@ class Membership:
     orderly: bool = False
     is_push: bool = True  # messages are pushed to the app; if False, the app polls for them
     get_start_from: Callable[[], StartFrom] = field(default=StartFrom)  # may change while the member is online
-    get_queues: Callable[[], Mapping[Queue, ConsumedQueue]] = field(default=dict)
+    get_queues: Callable[[], Mapping[Queue, ConsumedQueue]] = field(default=dict)  # the queues that the member owns
     on_members_changed: Callable[[], None] = field(default=lambda: None)  # other members have joined or left
-    on_offsets_reset: Callable[[Mapping[Queue, int]], None] = field(default=lambda _: None)  # by an administrator
+    # An administrator has reset the group's offsets to these.
+    on_offsets_reset: Callable[[Mapping[Queue, int]], None] = field(default=lambda _: None)
 
     @property
     def subscriptions_by_topic(self) -> dict[str, Subscription]:

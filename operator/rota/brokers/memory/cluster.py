@@ -1,4 +1,4 @@
-"""In-memory cluster: the operator's `Brokers` interface, and the operations of tests and administrators."""
+"""In-memory cluster: the operator's `Brokers` interface, and operations of tests: outages, topics, offset resets."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from typing import Any
 from rota.brokers.errors import NotFoundError, RejectedError, UnreachableError
 from rota.brokers.memory.consumer_groups import ConsumerGroups
 from rota.brokers.memory.message_store import MessageStore
-from rota.brokers.message import Message, properties_bytes_of, text_bytes
+from rota.brokers.message import Message, extra_properties_bytes, text_bytes
 from rota.brokers.port import BrokerGroupSettings, BrokerOffsets, Membership, OffsetRange, OnlineConsumer
 from rota.brokers.rocketmq.wire.messages import write_properties
 from rota.model import RETRY_TOPIC_PREFIX, Queue
@@ -31,7 +31,7 @@ class MemoryCluster:
         self._brokers = tuple(brokers)
         self._down: set[str] = set()
 
-    # Operations of tests and administrators.
+    # Operations of tests.
 
     def take_down(self, name: str) -> None:
         """Make a broker or the name server unreachable; pulls that wait there fail."""
@@ -39,7 +39,10 @@ class MemoryCluster:
         self.store.disconnect_broker(name)
 
     def bring_up(self, name: str, *, restarted: bool = False) -> None:
-        """Make a broker or the name server reachable and notify all members; a restarted broker has lost its locks."""
+        """Make a broker or the name server reachable; a restarted broker has lost its locks.
+
+        All members are notified, as by a real broker to which members connect again.
+        """
         self._down.discard(name)
         if restarted:
             self.groups.drop_locks(name)
@@ -50,6 +53,7 @@ class MemoryCluster:
         """Create a topic on a broker, or add queues to it."""
         await self.simulate_request(broker)
         self.store.create_queues(topic, broker, queues)
+        # The broker may be a new one for members that subscribe to the topic: they need their retry topic there, too.
         for member in chain.from_iterable(self.groups.members.values()):
             self.create_retry_queues(member)
 
@@ -66,7 +70,10 @@ class MemoryCluster:
     async def reset_offsets(
         self, group: str, topic: str, broker: str, timestamp: float | None = None
     ) -> dict[Queue, int]:
-        """Reset a group's offsets to a time, or to the end; return them. Until the next pull, commits are ignored."""
+        """Reset a group's offsets to a time, or to the end; return them.
+
+        Commits of a queue are ignored until its next pull: they would undo the reset.
+        """
         await self.simulate_request(broker)
         self.groups.require_settings(group, broker, create=False)
         offsets = {queue: self.store.find_offset(queue, timestamp) for queue in self.require_topic(topic, broker)}
@@ -89,7 +96,7 @@ class MemoryCluster:
         return tuple(sorted(self._brokers))
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
-        """Return one address for each of these brokers; no other cluster has the same addresses."""
+        """Return one address for each of these brokers; other instances have other ones, as they are other clusters."""
         return frozenset(f"{name}@{id(self):x}" for name in self._brokers if name in brokers)
 
     async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
@@ -112,7 +119,10 @@ class MemoryCluster:
         return self.groups.require_settings(group, broker)
 
     async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
-        """Return a group's offsets in a broker's queues; while members are online, of subscribed topics only."""
+        """Return a group's offsets in a broker's queues; while members are online, only of topics that they subscribe.
+
+        Real brokers have the same rule.
+        """
         await self.simulate_request(broker)
         committed = self.groups.committed_offsets[group]
         pulled = self.groups.pulled_offsets[group]
@@ -123,7 +133,7 @@ class MemoryCluster:
         for topic in requested:
             for queue, log in self.store.logs_at(topic, broker).items():
                 offset = committed.get(queue, 0)
-                last_consumed = log[max(offset - 1, 0) : offset]  # one message; none at offset 0
+                last_consumed = log[max(offset - 1, 0) : offset]  # one message; none at offset 0 or behind the end
                 pulled_offset = max(offset, pulled.get(queue, 0))
                 offsets[queue] = BrokerOffsets(
                     max_offset=len(log),
@@ -170,9 +180,12 @@ class MemoryCluster:
         write_properties(properties or {})  # raises ValueError for properties that cannot be sent
         if not body:
             raise RejectedError(f"A message to {queue} has no body")
-        stored = {"UNIQ_KEY": f"{next(self.store.positions):032X}", **(properties or {})}
-        size = properties_bytes_of(len(stored), sum(map(text_bytes, chain(stored, stored.values()))))
-        self.store.append(Message(queue, 0, body, stored, born_ms=int(self.clock() * 1000), properties_bytes=size))
+        # A commit log offset is unique, as the producer's id must be.
+        stored_properties = {"UNIQ_KEY": f"{next(self.store.commit_log_offsets):032X}", **(properties or {})}
+        size_bytes = sum(map(text_bytes, chain(stored_properties, stored_properties.values())))
+        extra_bytes = extra_properties_bytes(len(stored_properties), size_bytes)
+        born_ms = int(self.clock() * 1000)
+        self.store.append(Message(queue, 0, body, stored_properties, born_ms=born_ms, properties_bytes=extra_bytes))
 
     def reconnect(self) -> None:
         """Do nothing: the in-memory cluster has no connections."""
@@ -215,5 +228,5 @@ class MemoryCluster:
 
 
 def _stored_at(messages: Sequence[Message]) -> float:
-    """Return when the first of these messages was stored; without a message 0."""
+    """Return when the message in a list of at most one was stored, in seconds since 1970; 0: the list is empty."""
     return messages[0].stored_ms / 1000 if messages else 0.0

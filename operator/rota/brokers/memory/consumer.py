@@ -14,13 +14,13 @@ from rota.brokers.memory.cluster import NAME_SERVER, MemoryCluster
 from rota.brokers.message import Message
 from rota.brokers.port import ADMIT_ALL, RETRY_LEVEL, Admission, Membership, OffsetCorrection, PullResult
 from rota.brokers.rocketmq.wire.messages import ZLIB, java_hash, unpack_body
-from rota.brokers.rocketmq.wire.requests import one_broker
+from rota.brokers.rocketmq.wire.requests import require_one_broker
 from rota.model import RETRY_TOPIC_PREFIX, Queue
 from rota.spec.consumer_settings import tags_of
 
 DEAD_LETTER_PREFIX = "%DLQ%"
-MAX_PULL_MESSAGES = 32  # of one pull, whatever the caller requests
-MAX_PULL_BYTES = 256 * 1024
+MAX_PULL_MESSAGES = 32  # messages of one pull, whatever the caller requests
+MAX_PULL_BYTES = 256 * 1024  # bytes of all bodies of one pull
 
 
 class MemoryConsumer:
@@ -107,7 +107,8 @@ class MemoryConsumer:
         pulled = await self._fetch(queue, offset, max_messages)
         if commit_offset is not None:
             await self.commit(queue, commit_offset)
-        # The pull skipped no message of another tag either, so it is at the queue's end: wait for new messages.
+        # At the queue's end, wait for new messages. A pull that skips messages of other tags does not wait, although it
+        # returns no message: its next offset is a later one.
         if pulled.next_offset == offset:
             while not (pulled.messages or pulled.correction) and now() < until:
                 await self._store.wait_for_messages(queue, self, until - now())
@@ -154,18 +155,19 @@ class MemoryConsumer:
             next_offset = min_offset if offset < min_offset else len(log)
             return PullResult((), next_offset, min_offset, len(log), OffsetCorrection.OUT_OF_RANGE)
         messages: list[Message] = []
-        at = offset
-        size = 0
+        next_offset = offset
+        size_bytes = 0
         max_count = min(max(max_messages, 1), MAX_PULL_MESSAGES)
-        while at < len(log) and len(messages) < max_count:
-            if not hashes or java_hash(log[at].tag) in hashes:
-                size += len(log[at].body)
-                if messages and size > MAX_PULL_BYTES:  # a single message may be larger
+        while next_offset < len(log) and len(messages) < max_count:
+            message = log[next_offset]
+            if not hashes or java_hash(message.tag) in hashes:
+                size_bytes += len(message.body)
+                if messages and size_bytes > MAX_PULL_BYTES:  # a single message may be larger
                     break
-                messages.append(log[at])
-            at += 1
-        groups.pulled_offsets[group][queue] = at
-        return PullResult(tuple(messages), at, min_offset, len(log))
+                messages.append(message)
+            next_offset += 1
+        groups.pulled_offsets[group][queue] = next_offset
+        return PullResult(tuple(messages), next_offset, min_offset, len(log))
 
     async def ping_broker(self, broker: str) -> None:
         await self._simulate_request(broker)
@@ -176,19 +178,21 @@ class MemoryConsumer:
         if not 0 <= message.offset < len(log):
             raise RejectedError(f"There is no message {message.offset} in {message.queue}")
         stored = log[message.offset]
-        dead = delay_level < 0 or stored.reconsume_times >= max_attempts
-        prefix = DEAD_LETTER_PREFIX if dead else RETRY_TOPIC_PREFIX
-        queue_count = 1 if dead else self._groups.require_settings(self._group, broker).retry_queues
+        is_dead = delay_level < 0 or stored.reconsume_times >= max_attempts  # no further attempt
+        prefix = DEAD_LETTER_PREFIX if is_dead else RETRY_TOPIC_PREFIX
+        queue_count = 1 if is_dead else self._groups.require_settings(self._group, broker).retry_queues
         queue = choice(self._store.create_queues(prefix + self._group, broker, queue_count))  # noqa: S311 - not a secret
         # At level 0, the default, the delay grows with each attempt: first level 3, which is 10 s at a real broker.
-        level = 0 if dead else delay_level or 3 + stored.reconsume_times
-        retry = {
+        retry_level = delay_level or 3 + stored.reconsume_times
+        level = 0 if is_dead else retry_level
+        properties = {
             "ORIGIN_MESSAGE_ID": f"{stored.commit_log_offset:032X}",
             "RETRY_TOPIC": stored.queue.topic,
             **stored.properties,
         }
-        retry |= {"WAIT": "false", "DELAY": str(level)}
-        self._store.append(replace(stored, queue=queue, properties=retry, reconsume_times=stored.reconsume_times + 1))
+        properties |= {"WAIT": "false", "DELAY": str(level)}
+        attempts = stored.reconsume_times + 1
+        self._store.append(replace(stored, queue=queue, properties=properties, reconsume_times=attempts))
 
     async def committed_offset(self, queue: Queue) -> int | None:
         await self._messages_of(queue)
@@ -216,9 +220,9 @@ class MemoryConsumer:
         return self._store.find_offset(queue, timestamp)
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
-        await self._simulate_request(one_broker(queues))
+        await self._simulate_request(require_one_broker(queues))
         return self._groups.lock(self._group, self._member.client_id, queues)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
-        await self._simulate_request(one_broker(queues))
+        await self._simulate_request(require_one_broker(queues))
         await self._cluster.unlock(self._group, self._member.client_id, queues)

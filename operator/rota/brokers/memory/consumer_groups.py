@@ -10,7 +10,7 @@ from rota.brokers.memory.message_store import queues_of_topic
 from rota.brokers.port import BrokerGroupSettings, Membership
 from rota.model import Queue
 
-LOCK_SECONDS = 60.0  # for which a lock is held without renewal
+LOCK_SECONDS = 60.0  # a lock that is not renewed for this time expires
 
 
 class ConsumerGroups:
@@ -21,7 +21,7 @@ class ConsumerGroups:
         self.members: defaultdict[str, list[Membership]] = defaultdict(list)  # one entry for each connection
         self.committed_offsets: defaultdict[str, dict[Queue, int]] = defaultdict(dict)
         self.pulled_offsets: defaultdict[str, dict[Queue, int]] = defaultdict(dict)
-        self.reset_queues: defaultdict[str, set[Queue]] = defaultdict(set)  # reset queues that were not pulled since
+        self.reset_queues: defaultdict[str, set[Queue]] = defaultdict(set)  # queues that were not pulled since a reset
         self.locks: dict[tuple[str, Queue], tuple[str, float]] = {}  # by group and queue: owner's client id, expiry
         self._clock = clock
         self._settings: dict[tuple[str, str], BrokerGroupSettings] = {}  # by group and broker
@@ -68,7 +68,7 @@ class ConsumerGroups:
         now = self._clock()
         locked: set[Queue] = set()
         for queue in queues:
-            owner, expiry = self.locks.get((group, queue), (client_id, now))  # no lock: as if it were the client's own
+            owner, expiry = self.locks.get((group, queue), (client_id, now))  # without a lock: as if the client had it
             if owner == client_id or expiry < now:
                 self.locks[group, queue] = client_id, now + LOCK_SECONDS
                 locked.add(queue)

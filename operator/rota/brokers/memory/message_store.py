@@ -17,8 +17,8 @@ from rota.model import Queue
 DELAY_LEVEL_SECONDS = (0, 1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)  # by level, as at a real broker
 
 
-class _DelayedMessage(NamedTuple):
-    """A message, and when to append it to its queue; entries sort by that, then by their place in the commit log."""
+class _ScheduledMessage(NamedTuple):
+    """A message, and when to append it to its queue; entries sort by due time, then by commit log offset."""
 
     due_at: float
     commit_log_offset: int
@@ -32,9 +32,9 @@ class MessageStore:
         self.clock = clock
         self.min_offsets: defaultdict[Queue, int] = defaultdict(int)  # tests raise it: older messages have expired
         self.compressed_ids: set[str] = set()  # ids of messages whose body the producer compressed with ZLIB
-        self.positions = count(1)  # in the commit log
+        self.commit_log_offsets = count(1)  # the next ones
         self._topics: dict[str, dict[Queue, list[Message]]] = {}
-        self._delayed: list[_DelayedMessage] = []  # sorted; messages without a delay, too
+        self._scheduled: list[_ScheduledMessage] = []  # every message until it is due, also without a delay; sorted
         self._waiting_pulls: dict[asyncio.Future[None], tuple[Queue, object]] = {}  # queue and consumer of each
 
     def create_queues(self, topic: str, broker: str, queue_count: int) -> list[Queue]:
@@ -47,7 +47,7 @@ class MessageStore:
     def delete_topic(self, topic: str) -> None:
         """Delete a topic on all brokers."""
         self._topics.pop(topic, None)
-        self._delayed = [delayed for delayed in self._delayed if delayed.message.queue.topic != topic]
+        self._scheduled = [entry for entry in self._scheduled if entry.message.queue.topic != topic]
         for queue in queues_of_topic(self.min_offsets, topic):
             del self.min_offsets[queue]
 
@@ -79,17 +79,17 @@ class MessageStore:
             origin = {"REAL_TOPIC": message.queue.topic, "REAL_QID": str(message.queue.id)}
             message = replace(message, properties={**message.properties, **origin})
         due_at = self.clock() + DELAY_LEVEL_SECONDS[level]
-        insort(self._delayed, _DelayedMessage(due_at, next(self.positions), message))
+        insort(self._scheduled, _ScheduledMessage(due_at, next(self.commit_log_offsets), message))
         self.append_due_messages()
 
     def append_due_messages(self) -> None:
         """Append the delayed messages that are due to their queues, and wake the pulls that wait there.
 
-        No timer does that: the cluster calls it at each request. A waiting pull waits at most until the next message is
+        There is no timer: the cluster calls this method at each request. A pull waits at most until the next message is
         due, and then fetches again (`wait_for_messages`).
         """
-        while self._delayed and self._delayed[0].due_at <= self.clock():
-            _, commit_log_offset, message = self._delayed.pop(0)
+        while self._scheduled and self._scheduled[0].due_at <= self.clock():
+            _, commit_log_offset, message = self._scheduled.pop(0)
             log = self._topics[message.queue.topic][message.queue]
             stored_ms = int(self.clock() * 1000)
             log.append(replace(message, offset=len(log), stored_ms=stored_ms, commit_log_offset=commit_log_offset))
@@ -99,11 +99,13 @@ class MessageStore:
 
     async def wait_for_messages(self, queue: Queue, consumer: object, timeout_seconds: float) -> None:
         """Wait until the queue may have another message; raise `UnreachableError` if the connection is lost."""
-        until_next_due = self._delayed[0].due_at - self.clock() if self._delayed else timeout_seconds  # in any queue
+        wait_seconds = timeout_seconds
+        if self._scheduled:  # also of another queue
+            wait_seconds = min(timeout_seconds, self._scheduled[0].due_at - self.clock())
         waiter = asyncio.get_running_loop().create_future()
         self._waiting_pulls[waiter] = queue, consumer
         try:
-            await asyncio.wait([waiter], timeout=min(timeout_seconds, until_next_due))
+            await asyncio.wait([waiter], timeout=wait_seconds)
             if waiter.done():
                 waiter.result()  # raises if the connection was lost
         finally:

@@ -1,4 +1,7 @@
-"""RocketMQ admin client: extends `RocketMQBrokers`, the operator's client, with requests of tools and tests."""
+"""RocketMQ admin client: `RocketMQBrokers`, the operator's client, with administrative requests.
+
+The demo, benchmarks and tests use it.
+"""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,7 +38,8 @@ class AdminClient(RocketMQBrokers):
     async def update_group(self, group: str, broker: str, **changed: Any) -> None:
         """Create a group on a broker, or update the named settings; names are the protocol's.
 
-        Attributes are left out, so they do not change: the protocol writes them as changes, "+name" or "-name".
+        Attributes are not sent back, so they do not change: a broker returns their values, but expects changes of them
+        in a request ("+name" or "-name").
         """
         current: dict[str, Any] = {}
         with suppress(NotFoundError):
@@ -62,13 +66,13 @@ class AdminClient(RocketMQBrokers):
     async def query_assignment(
         self, topic: str, group: str, client_id: str, broker: str, strategy: str = "AVG"
     ) -> tuple[Queue, ...] | None:
-        """Return the queues that a broker assigns to a member; None: it computed nothing, the member keeps its own."""
+        """Return the queues that a broker assigns to a member; None: no new assignment, the member keeps its queues."""
         response = await self._client.call_or_raise(broker, requests.assignment(topic, group, client_id, strategy))
         assigned = decode_body(response, payloads.AssignmentResponse).message_queue_assignments
         return None if assigned is None else tuple(sorted(item.message_queue.queue for item in assigned))
 
     async def running_info(self, group: str, client_id: str, broker: str) -> Mapping[str, Any]:
-        """Return the running info of a member; its broker relays the request."""
+        """Return what a member says about itself (RocketMQ's running info); its broker forwards the request to it."""
         response = await self._client.call_or_raise(
             broker, requests.running_info(group, client_id), RELAY_TIMEOUT_SECONDS
         )

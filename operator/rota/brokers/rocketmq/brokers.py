@@ -25,6 +25,7 @@ from rota.spec import Subscription
 from rota.spec.consumer_settings import ConsumerSettings, Model, Start
 
 PRODUCER_GROUP = "rota"
+# For `version_name`: the first and the last index of the ordered part of RocketMQ's list of versions.
 MIN_ORDERED_VERSION = 194
 MAX_ORDERED_VERSION = 611
 # A snapshot and its release have adjacent indices, so index // 2 counts versions. Index 433 is V5_1_0, number 510.
@@ -32,7 +33,7 @@ VERSION_NUMBER_OFFSET = 510 - 433 // 2
 MAX_ONLINE_CONSUMERS = 20_000  # consumers of a group at a broker: Rota's limit of members, plus as many unmanaged ones
 RELAY_TIMEOUT_SECONDS = 12.0  # the broker itself waits 10 s for the consumer's response
 MAX_SUBSCRIPTION_CHARACTERS = 16 * 1024  # characters of all topics and filters of a consumer
-STATS_SECONDS = 10.0  # timeout of slow requests: the broker computes statistics; other brokers are asked meanwhile
+STATS_SECONDS = 10.0  # timeout of requests that are slow, since the broker computes statistics for them
 
 _MODELS: Mapping[str, Model] = {"CLUSTERING": "Clustering", "BROADCASTING": "Broadcasting"}
 # The last three are deprecated; the Java client treats them as CONSUME_FROM_LAST_OFFSET.
@@ -47,7 +48,7 @@ _STARTS: Mapping[str, Start] = {
 
 
 class RocketMQBrokers:
-    """Client of one cluster, connected on the first request; it joins no group, so brokers list it as no member."""
+    """Client of one cluster, which connects on the first request. It joins no group, so brokers do not list it."""
 
     def __init__(self, config: ConnectionConfig) -> None:
         self._client = RoutingClient(config, handle_request=lambda _: None)
@@ -82,7 +83,7 @@ class RocketMQBrokers:
         if len(peers) > MAX_ONLINE_CONSUMERS:
             limit = f"at most {MAX_ONLINE_CONSUMERS:,} are supported"
             raise MalformedResponseError(f"Broker {broker} lists {len(peers):,} consumers of group {group}; {limit}")
-        return tuple(map(_online_consumer, peers))
+        return tuple(map(_to_online_consumer, peers))
 
     async def consumer_settings(self, group: str, client_id: str, broker: str) -> ConsumerSettings:
         """Return a consumer's own settings; its broker relays the request and waits 10 s for the response."""
@@ -93,7 +94,9 @@ class RocketMQBrokers:
         if sum(map(_text_length, info.subscription_set)) > MAX_SUBSCRIPTION_CHARACTERS:
             limit = f"{MAX_SUBSCRIPTION_CHARACTERS:,} characters"
             raise MalformedResponseError(f"The subscriptions of consumer {client_id[:100]} are longer than {limit}")
-        subscriptions = sorted(map(_subscription, info.subscription_set), key=lambda subscription: subscription.topic)
+        subscriptions = sorted(
+            map(_to_subscription, info.subscription_set), key=lambda subscription: subscription.topic
+        )
         model = _MODELS.get(info.properties.get("messageModel", ""), "")
         start = _STARTS.get(info.properties.get("consumeFromWhere", ""), "")
         return ConsumerSettings(tuple(subscriptions), model, start)
@@ -109,7 +112,7 @@ class RocketMQBrokers:
         response = await self._client.call_or_raise(
             broker, requests.consume_stats(group, topics), seconds=STATS_SECONDS
         )
-        return parse_queue_table(decode_body(response, payloads.ConsumeStats).offset_table, _broker_offsets)
+        return parse_queue_table(decode_body(response, payloads.ConsumeStats).offset_table, _to_broker_offsets)
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
         response = await self._client.call(queue.broker, requests.committed_offset(group, queue))
@@ -123,7 +126,7 @@ class RocketMQBrokers:
 
     async def offset_ranges(self, topic: str, broker: str) -> dict[Queue, OffsetRange]:
         response = await self._client.call_or_raise(broker, requests.topic_stats(topic), seconds=STATS_SECONDS)
-        return parse_queue_table(decode_body(response, payloads.TopicStats).offset_table, _offset_range)
+        return parse_queue_table(decode_body(response, payloads.TopicStats).offset_table, _to_offset_range)
 
     async def send(
         self, topic: str, body: bytes, properties: Mapping[str, str] | None = None, queue: Queue | None = None
@@ -162,15 +165,15 @@ class RocketMQBrokers:
             raise failed[0]
 
 
-def _online_consumer(peer: payloads.Peer) -> OnlineConsumer:
+def _to_online_consumer(peer: payloads.Peer) -> OnlineConsumer:
     return OnlineConsumer(peer.client_id, peer.client_addr, peer.language, version_name(peer.version))
 
 
-def _broker_offsets(row: payloads.OffsetWrapper) -> BrokerOffsets:
+def _to_broker_offsets(row: payloads.OffsetWrapper) -> BrokerOffsets:
     return BrokerOffsets(row.broker_offset, row.consumer_offset, row.pull_offset, row.last_timestamp / 1000)
 
 
-def _offset_range(row: payloads.TopicOffset) -> OffsetRange:
+def _to_offset_range(row: payloads.TopicOffset) -> OffsetRange:
     return OffsetRange(row.min_offset, row.max_offset, row.last_update_timestamp / 1000)
 
 
@@ -178,9 +181,9 @@ def _text_length(subscribed: payloads.Subscribed) -> int:
     return len(subscribed.topic) + len(subscribed.sub_string or "")
 
 
-def _subscription(subscribed: payloads.Subscribed) -> Subscription:
-    by_tag = (subscribed.expression_type or "TAG") == "TAG"
-    return Subscription(subscribed.topic, subscribed.sub_string or "*", "Tag" if by_tag else "SQL92")
+def _to_subscription(subscribed: payloads.Subscribed) -> Subscription:
+    is_by_tag = (subscribed.expression_type or "TAG") == "TAG"
+    return Subscription(subscribed.topic, subscribed.sub_string or "*", "Tag" if is_by_tag else "SQL92")
 
 
 def version_name(version: int) -> str:

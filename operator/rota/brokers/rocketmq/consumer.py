@@ -54,7 +54,7 @@ class RocketMQConsumer:
         self._client = RoutingClient(config, self._handle_request, self._on_connected)
         self._started_ms = int(time.time() * 1000)
         self._subscriptions: dict[str, payloads.SubscriptionData] = {}
-        self._tags: dict[str, frozenset[str]] = {}  # of subscriptions by tag; an empty set accepts all messages
+        self._tags: dict[str, frozenset[str]] = {}  # by topic, for subscriptions of type Tag; empty: all tags
         for topic, subscription in member.subscriptions_by_topic.items():
             self._subscriptions[topic] = requests.subscription(subscription, self._started_ms)
             if subscription.type == "Tag":
@@ -155,7 +155,7 @@ class RocketMQConsumer:
         offset = None
         if response.code != ResponseCode.QUERY_NOT_FOUND:
             offset = int_field(require_success(f"The offset of {queue}", response), "offset")
-        if not offset:  # for a deleted queue, brokers also respond that there is none, or 0
+        if not offset:  # brokers respond the same, none or 0, for a deleted queue
             await self._client.recheck_queue(queue)
         return offset
 
@@ -163,15 +163,15 @@ class RocketMQConsumer:
         await self._client.call_or_raise(queue.broker, requests.commit(self._member.group, queue, offset))
 
     async def min_offset(self, queue: Queue) -> int:
-        return await self._offset(queue, requests.min_offset(queue))
+        return await self._request_offset(queue, requests.min_offset(queue))
 
     async def max_offset(self, queue: Queue) -> int:
-        return await self._offset(queue, requests.max_offset(queue))
+        return await self._request_offset(queue, requests.max_offset(queue))
 
     async def offset_at_time(self, queue: Queue, timestamp: float) -> int:
-        return await self._offset(queue, requests.offset_at_time(queue, round(timestamp * 1000)))
+        return await self._request_offset(queue, requests.offset_at_time(queue, round(timestamp * 1000)))
 
-    async def _offset(self, queue: Queue, request: Frame) -> int:
+    async def _request_offset(self, queue: Queue, request: Frame) -> int:
         await self._client.require_queue(queue)
         offset = int_field(await self._client.call_or_raise(queue.broker, request), "offset")
         if offset == 0:  # brokers respond 0 for a deleted queue, too
@@ -180,13 +180,13 @@ class RocketMQConsumer:
 
     async def lock(self, queues: Collection[Queue]) -> frozenset[Queue]:
         request = requests.lock(self._member.group, self._member.client_id, queues)
-        response = await self._client.call_or_raise(requests.one_broker(queues), request)
+        response = await self._client.call_or_raise(requests.require_one_broker(queues), request)
         locked = decode_body(response, payloads.LockedQueues).lock_ok_mq_set
         return frozenset(entry.queue for entry in locked)
 
     async def unlock(self, queues: Collection[Queue]) -> None:
         request = requests.unlock(self._member.group, self._member.client_id, queues)
-        await self._client.call_or_raise(requests.one_broker(queues), request)
+        await self._client.call_or_raise(requests.require_one_broker(queues), request)
 
     # Requests from brokers.
 
@@ -194,8 +194,8 @@ class RocketMQConsumer:
         handlers: Mapping[int, Callable[[Frame], Frame | None]] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._on_members_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._on_offsets_reset,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._answer_running_info,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._answer_status,
         }
         handler = handlers.get(request.code)
         if handler is None:
@@ -218,7 +218,7 @@ class RocketMQConsumer:
         except MalformedFrameError as error:
             _log.warning("A broker's offset reset was ignored, because its offsets cannot be decoded: %s", error)
 
-    def _running_info(self, request: Frame) -> Frame:
+    def _answer_running_info(self, request: Frame) -> Frame:
         data = consumer_data(self._member, self._subscriptions.values())
         queue_infos = {queue: _to_queue_info(consumed) for queue, consumed in self._member.get_queues().items()}
         info = payloads.RunningInfo(
@@ -238,7 +238,7 @@ class RocketMQConsumer:
         )
         return request.make_response(ResponseCode.SUCCESS, msgspec.json.encode(info))
 
-    def _status(self, request: Frame) -> Frame:
+    def _answer_status(self, request: Frame) -> Frame:
         offsets = {queue: consumed.committed_offset for queue, consumed in self._member.get_queues().items()}
         table = fastjson.encode_queue_table(offsets)
         body = msgspec.json.encode(payloads.ConsumerStatus(message_queue_table=table))

@@ -1,4 +1,8 @@
-"""Heartbeats of a member to its brokers, on each connection, from joining a group to leaving it."""
+"""Heartbeats of a member to its brokers, from joining a group to leaving it.
+
+A broker considers a member online by the connections on which it sent a heartbeat, so each new connection needs one at
+once.
+"""
 
 import asyncio
 import logging
@@ -31,7 +35,7 @@ class HeartbeatSender:
         self._joined = False
         self._left = False
         self._periodic_task: asyncio.Task[None] | None = None
-        self._sender_tasks: dict[str, asyncio.Task[None]] = {}  # by address: heartbeats beside the periodic ones
+        self._sender_tasks: dict[str, asyncio.Task[None]] = {}  # by address: first heartbeats and retries
 
     async def join(self) -> None:
         """Register with every broker of the topics and stay registered; retry unreachable brokers later."""
@@ -46,7 +50,7 @@ class HeartbeatSender:
             self._check_not_left()  # `leave` may have been called meanwhile
         except BaseException:
             self._joined = False
-            self._cancel()
+            self._cancel_tasks()
             raise
         self._periodic_task = asyncio.create_task(self._run_periodically())
 
@@ -56,7 +60,7 @@ class HeartbeatSender:
             return
         self._left = True
         try:
-            if cancelled := self._cancel():
+            if cancelled := self._cancel_tasks():
                 await asyncio.wait(cancelled)
             request = requests.unregister(self._member.client_id, self._member.group)
             await asyncio.gather(*(self._send_request(address, request) for address in self._replica_addresses()))
@@ -64,7 +68,7 @@ class HeartbeatSender:
             self._client.close()
 
     async def fetch_routes(self) -> None:
-        """Fetch the routes of all topics; missing topics are fetched again later, but raise if none has a broker."""
+        """Fetch the routes of all topics. Failures are retried later; raise only if no topic has a known broker."""
         self._check_not_left()
         await self._client.refresh(self._topics)
         if not self._client.topic_brokers:
@@ -85,7 +89,7 @@ class HeartbeatSender:
         if self._left:
             raise UnreachableError(f"Member {self._member.client_id} has left group {self._member.group}")
 
-    def _cancel(self) -> list[asyncio.Task[None]]:
+    def _cancel_tasks(self) -> list[asyncio.Task[None]]:
         """Cancel all background tasks; return them."""
         tasks = [*self._sender_tasks.values()]
         if self._periodic_task:

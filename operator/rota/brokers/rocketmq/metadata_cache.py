@@ -15,9 +15,9 @@ from rota.model import Queue
 # A replica is evicted if no list of all brokers has named it in this time. Each list is from one name server, which may
 # have just started and know only some brokers: so a single list evicts nothing.
 EVICT_UNLISTED_SECONDS = 300.0
-MAX_TOPIC_QUEUES = 2**18  # of a topic; a short route can declare any number of queues
-MAX_REPLICAS = 4096  # of all brokers: four for each of the 1024 that a topic may have (`routing.MAX_TOPIC_BROKERS`)
-MAX_BROKER_REPLICAS = 64
+MAX_TOPIC_QUEUES = 2**18  # queues of a topic; even a short route can declare any number
+MAX_REPLICAS = 4096  # replicas of all brokers: four for each broker that a topic may have (`routing.MAX_TOPIC_BROKERS`)
+MAX_BROKER_REPLICAS = 64  # replicas of one broker
 MAX_ROUTE_ENTRIES = 2**15  # requested topics, plus pairs of topic and broker in all routes
 MAX_NAME_CHARACTERS = 255  # characters of a broker's name
 MAX_ADDRESS_CHARACTERS = 300  # characters; a host name has up to 253
@@ -71,7 +71,7 @@ class RouteCache:
     def __init__(self) -> None:
         self._requested_at: dict[str, float] = {}  # by topic, the oldest request first
         self._routes: dict[str, Route] = {}
-        self._route_entries = 0
+        self._route_entries = 0  # pairs of topic and broker in all routes
 
     def get(self, topic: str) -> Route | None:
         """Return the cached route of a topic."""
@@ -119,7 +119,7 @@ class BrokerCache:
 
     def __init__(self) -> None:
         self.addresses: Addresses = {}  # the most recently listed brokers come last
-        # By broker name and id, of replicas that the last list of all brokers lacks: since when all lists lack them.
+        # By broker name and id, only for replicas missing from the last list of all brokers: when they went missing.
         self._unlisted_since: dict[tuple[str, int], float] = {}
 
     def learn(self, listed: Addresses) -> None:
@@ -130,13 +130,13 @@ class BrokerCache:
         for name, replicas in listed.items():
             previous = self.addresses.pop(name, {})
             unlisted = {number: address for number, address in previous.items() if number not in replicas}
-            both = [*unlisted.items(), *replicas.items()]
-            self.addresses[name] = dict(both[-MAX_BROKER_REPLICAS:])  # above the limit, unlisted replicas go first
+            merged = [*unlisted.items(), *replicas.items()]
+            self.addresses[name] = dict(merged[-MAX_BROKER_REPLICAS:])  # above the limit, drop unlisted replicas first
 
-    def trim(self, routed: Collection[str]) -> None:
-        """Evict brokers until the cache is within its limit: the oldest first, brokers in `routed` last."""
+    def trim(self, routed_brokers: Collection[str]) -> None:
+        """Evict brokers until the cache is within its limit: the oldest first, those of cached routes last."""
         excess = self._size - MAX_REPLICAS
-        unrouted_first = sorted(self.addresses, key=routed.__contains__)
+        unrouted_first = sorted(self.addresses, key=routed_brokers.__contains__)
         for name in unrouted_first:
             if excess <= 0:
                 break
@@ -154,7 +154,7 @@ class BrokerCache:
     def forget_missing(self, listed: Addresses, now: float) -> None:
         """Evict replicas that were not listed for EVICT_UNLISTED_SECONDS.
 
-        `listed` has all brokers that one name server lists now; a route, with the brokers of one topic, does not do.
+        `listed` must have all brokers that one name server lists now, not only the brokers of a route.
         """
         previous = self._unlisted_since
         self._unlisted_since = {}
@@ -169,7 +169,7 @@ class BrokerCache:
                     del self.addresses[name]
 
     def mark_all_listed(self) -> None:
-        """Let EVICT_UNLISTED_SECONDS start again for every replica: no name server answered, so nothing is known."""
+        """Restart EVICT_UNLISTED_SECONDS for every replica: no name server answered, so none is known to be missing."""
         self._unlisted_since.clear()
 
 

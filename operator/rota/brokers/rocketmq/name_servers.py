@@ -1,4 +1,4 @@
-"""Name server client with failover: any server may be down, slow, just started, or no name server at all."""
+"""Name server client with failover: a configured server may be down, slow, just started, or not a name server."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -32,7 +32,10 @@ class NameServers:
         return _parse_brokers(await self._call_any(requests.cluster_info()))
 
     async def fetch_route(self, topic: str, known_brokers: Collection[str]) -> payloads.TopicRoute:
-        """Return the route of a topic that `known_brokers` may have; raise `NotFoundError` if it does not exist."""
+        """Return the route of a topic; raise `NotFoundError` if it does not exist.
+
+        `known_brokers` are the brokers that may have it: a server that does not list all of them proves nothing.
+        """
         response = await self._call_any(requests.route(topic))
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             response = await self._find_topic(topic, known_brokers)
@@ -75,9 +78,9 @@ class NameServers:
     async def _find_topic(self, topic: str, known_brokers: Collection[str]) -> Frame:
         """Ask all name servers for a topic that one of them does not know.
 
-        Raise `NotFoundError` only if a server without the topic lists every broker that `known_brokers` or any server
-        has. A server that has just started lists no brokers at first, then some, and their topics along with them.
-        Servers that do not respond are left out.
+        Raise `NotFoundError` only if a server without the topic lists every broker of `known_brokers` and of the other
+        servers' lists: a server that has just started lists no brokers at first, then some with their topics. Servers
+        that do not respond are left out.
         """
         responses, _ = await gather_results(self._fetch_brokers_and_topic(address, topic) for address in self.addresses)
         all_brokers = set(known_brokers)

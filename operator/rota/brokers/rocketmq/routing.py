@@ -29,7 +29,7 @@ from rota.brokers.rocketmq.wire.frames import Frame
 from rota.brokers.rocketmq.wire.signing import Credentials
 from rota.model import Queue
 
-LOOKUP_INTERVAL_SECONDS = 1.0  # interval between lookups of all brokers, however many calls fail
+LOOKUP_INTERVAL_SECONDS = 1.0  # minimum time between lookups of all brokers, however many calls fail
 ROUTE_TRUST_SECONDS = 3.0  # a route younger than this may prove that a queue does not exist
 MAX_TOPIC_BROKERS = 1024  # brokers of one topic
 
@@ -80,8 +80,8 @@ class RoutingClient:
         """Fetch and cache the route of a topic; raise `NotFoundError` if the topic does not exist."""
         cached = self._routes.get(topic)
         self._routes.mark_requested(topic, _loop_time())
-        # A name server that does not list all of these may not prove that the topic is missing: it may have just
-        # started. Without a cached route, the topic may be on any broker.
+        # A name server that does not list all brokers that may have the topic does not prove that it is missing: the
+        # server may have just started. Without a cached route, the topic may be on any broker.
         possible_brokers = cached.brokers if cached else self._brokers.addresses
         try:
             response = await self._name_servers.fetch_route(topic, possible_brokers)
@@ -199,7 +199,7 @@ class RoutingClient:
             raise NotFoundError(f"There is no queue {queue}")
 
     async def refresh(self, topics: Iterable[str]) -> None:
-        """Fetch the routes of topics and all brokers again; no failure is raised, and what failed stays cached."""
+        """Fetch the routes of topics and all brokers again; a request that fails with a BrokerError is left out."""
         await gather_results([*map(self.fetch_route, topics), self.fetch_brokers()])
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, properties_bytes_of
+from rota.brokers.message import MEBIBYTE, MESSAGE_OVERHEAD_BYTES, Message, extra_properties_bytes
 from rota.brokers.port import OffsetCorrection, PullResult
 from rota.model import Queue
 from rota.sidecar.member.window import OpenDelivery, QueueLimits, QueueWindow
@@ -24,7 +24,7 @@ def a_message(offset: int, size: int = 10) -> Message:
 def with_properties(offset: int, number: int) -> Message:
     """Return a message without a body, with that many properties of 5 characters."""
     properties = {f"{index:04}": "v" for index in range(number)}
-    return Message(Q, offset, b"", properties, properties_bytes=properties_bytes_of(number, 5 * number))
+    return Message(Q, offset, b"", properties, properties_bytes=extra_properties_bytes(number, 5 * number))
 
 
 def a_pull(*offsets: int, next_offset: int | None = None, correction: OffsetCorrection | None = None) -> PullResult:

@@ -19,8 +19,11 @@ class AddressPolicy(NamedTuple):
     forbidden: Collection[tuple[str, int]] = ()
 
     def allows(self, host: str, port: int) -> bool:
-        """Return whether the policy allows an address and port; never loopback, link-local or other special ones."""
-        address = _unwrapped(ipaddress.ip_address(host.partition("%")[0]))  # without a zone such as %eth0
+        """Return whether the policy allows an address and port.
+
+        Loopback, link-local and other special addresses are forbidden in every network.
+        """
+        address = _unwrap_ipv4(ipaddress.ip_address(host.partition("%")[0]))  # without a zone such as %eth0
         if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
             return False
         if address.is_reserved or str(address) in METADATA_SERVERS:
@@ -31,7 +34,7 @@ class AddressPolicy(NamedTuple):
         return any(address in network for network in self.networks)
 
 
-def _unwrapped(address: Address) -> Address:
+def _unwrap_ipv4(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 address embeds; any other address unchanged."""
     if isinstance(address, ipaddress.IPv6Address):
         if embedded := address.ipv4_mapped or address.sixtofour:
@@ -46,7 +49,8 @@ def _unwrapped(address: Address) -> Address:
 def read_networks(texts: Iterable[str]) -> list[Network]:
     """Parse networks, also comma-separated ones; raise ValueError with a sentence for users."""
     networks: list[Network] = []
-    for text in filter(None, map(str.strip, ",".join(texts).split(","))):
+    parts = map(str.strip, ",".join(texts).split(","))
+    for text in filter(None, parts):
         try:
             networks.append(ipaddress.ip_network(text))
         except ValueError as error:

@@ -1,7 +1,7 @@
 """Remoting connection to one address: multiplexes concurrent requests, each with its own timeout.
 
-A request that times out fails alone: other requests stay pending. The connection stays open until it is taken
-for dead (SILENT_SECONDS). Then all pending requests fail at once, because no response can arrive any more.
+A request that times out fails alone: other requests stay pending. Only when no complete frame has arrived for too long
+(SILENT_SECONDS), the connection is closed, and all pending requests fail at once.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from rota.brokers.rocketmq.transport.frame_budget import MAX_UNRESERVED_BYTES, F
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, MalformedFrameError, encode
 
-# When a request times out, the connection is closed if no whole frame has arrived for SILENT_SECONDS since the
-# oldest timed-out request was sent. While a frame is incomplete, INCOMPLETE_FRAME_SECONDS is the limit: a frame with a
-# wrong length would swallow all later responses.
+# A peer is silent since the oldest timed-out request was sent, or since its last complete frame if that is later. When
+# a request times out, the connection is closed if its peer has been silent for SILENT_SECONDS. While a frame is
+# incomplete, the limit is INCOMPLETE_FRAME_SECONDS: a frame with a wrong length would swallow all later responses.
 SILENT_SECONDS = 30.0
 INCOMPLETE_FRAME_SECONDS = 10.0
 MAX_OPAQUE = 2**31 - 1  # the highest request number: Java's largest int
-# The kernel detects that the peer has vanished. A late response does not prove that, since a paused peer may resume.
+# By TCP keepalive, the kernel detects a peer that has vanished. A timeout does not show that: the peer may be paused.
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
 RequestHandler = Callable[[Frame], Frame | None]  # handles a request of the peer; None: no response
@@ -42,7 +42,7 @@ class _ReadFlow:
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.reservation: FrameReservation | None = None  # of the incomplete frame, if it is a large one
+        self.reservation: FrameReservation | None = None  # memory for the incomplete frame; None: it is small
         self._is_peer_reading = True
 
     def reserve(self, frame_account: FrameAccount, size_bytes: int, on_rejected: Callable[[str], None]) -> None:
@@ -88,8 +88,8 @@ class Connection(asyncio.Protocol):
         self._pending: dict[int, asyncio.Future[Frame]] = {}
         self._last_opaque = 0
         self._last_frame_at = -inf
-        self._unanswered_since = inf  # when the oldest timed-out request was sent, or the last frame came, if later
-        self._pending_close_reason = ""
+        self._silent_since = inf  # see SILENT_SECONDS; inf: no request has timed out since the last frame
+        self._pending_close_reason = ""  # if not empty, the connection is closed once no request is pending
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
 
@@ -113,15 +113,17 @@ class Connection(asyncio.Protocol):
             self._close_if_idle()
 
     def _on_timeout(self, response: "asyncio.Future[Frame]", seconds: float) -> None:
-        """Fail a request that timed out; close the connection if no whole frame has arrived for too long."""
+        """Fail a request that timed out; close the connection if the peer has been silent for too long."""
         if response.done():
             return
         _fail(response, UnreachableError(f"{self.address} did not respond within {seconds:g} s"))
         now = asyncio.get_running_loop().time()
-        self._unanswered_since = min(self._unanswered_since, max(now - seconds, self._last_frame_at))
-        unanswered_for = now - self._unanswered_since
-        if unanswered_for >= (INCOMPLETE_FRAME_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
-            self.close(f"no complete frame arrived for {unanswered_for:.0f} s")
+        sent_at = now - seconds
+        silent_since = max(sent_at, self._last_frame_at)
+        self._silent_since = min(self._silent_since, silent_since)  # the oldest request counts
+        silent_seconds = now - self._silent_since
+        if silent_seconds >= (INCOMPLETE_FRAME_SECONDS if self._decoder.is_inside_frame else SILENT_SECONDS):
+            self.close(f"no complete frame arrived for {silent_seconds:.0f} s")
 
     def _write(self, frame: Frame) -> None:
         """Queue a frame; all frames of one event loop turn are written at once, since each write wakes the peer.
@@ -145,7 +147,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def describe_close(self) -> str:
-        """Return the sentence about a closed connection; its reason tells whether the peer has closed it."""
+        """Return a sentence with the reason why the connection was closed."""
         return f"The connection to {self.address} was closed: {self.close_reason}"
 
     def close_when_idle(self, reason: str) -> None:
@@ -187,7 +189,7 @@ class Connection(asyncio.Protocol):
     def _on_frame(self, frame: Frame) -> None:
         self.has_received = True
         self._last_frame_at = asyncio.get_running_loop().time()
-        self._unanswered_since = inf
+        self._silent_since = inf
         if self._read_flow.reservation:
             self._read_flow.release()
         if not frame.is_response:

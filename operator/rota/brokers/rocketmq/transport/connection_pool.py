@@ -16,7 +16,7 @@ from rota.brokers.rocketmq.transport.connector import open_connection
 from rota.brokers.rocketmq.transport.frame_budget import FrameAccount, FrameBudget
 from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame
-from rota.brokers.rocketmq.wire.signing import Credentials, signed
+from rota.brokers.rocketmq.wire.signing import Credentials, sign_frame
 
 CALL_SECONDS = 3.0
 MIN_BACKOFF_SECONDS = 0.1
@@ -82,10 +82,7 @@ class ConnectionPool:
         frame_budget: FrameBudget | None = None,
         on_connected: ConnectedCallback = lambda _, __: None,
     ) -> None:
-        """Answer requests of peers with `handle_request`; call `on_connected` for every new connection.
-
-        With a policy, unreachable and forbidden addresses raise the same message; the log has the reason.
-        """
+        """Answer requests of peers with `handle_request`; call `on_connected` for every new connection."""
         self._handle_request = handle_request
         self._on_connected = on_connected
         self._tls = tls
@@ -97,7 +94,11 @@ class ConnectionPool:
         self._renewals = 0  # `_connect` compares it to detect a renewal while it connects
 
     async def call(self, address: str, request: Frame, seconds: float = CALL_SECONDS) -> Frame:
-        """Send a request to an address; if the peer answers GO_AWAY, retry once on a new connection."""
+        """Send a request to an address; if the peer answers GO_AWAY, retry once on a new connection.
+
+        With an address policy, unreachable and forbidden addresses raise the same message: tenants, who name the
+        addresses, must not learn which ones exist in the operator's network. The log has the reason.
+        """
         try:
             return await self._call(address, request, seconds)
         except UnreachableError as error:
@@ -108,7 +109,7 @@ class ConnectionPool:
 
     async def _call(self, address: str, request: Frame, seconds: float) -> Frame:
         if self._credentials:
-            request = signed(request, self._credentials())
+            request = sign_frame(request, self._credentials())
         connection = await self._open(address, request)
         response = await connection.call(request, seconds)
         state = self._states.get(address)

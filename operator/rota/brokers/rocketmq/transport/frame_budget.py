@@ -20,9 +20,11 @@ from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES
 MAX_UNRESERVED_BYTES = 2**16
 BUDGET_BYTES = 4 * MAX_FRAME_BYTES
 HOLD_SECONDS = 5.0  # from the grant of a reservation until the frame must be complete
-WAIT_SECONDS = 10.0  # for a reservation; callers wait about as long for a response, or less
+WAIT_SECONDS = 10.0  # limit for a reservation to be granted; callers wait about as long for a response, or less
 DISTRUST_SECONDS = 300.0
-MAX_WAITING_FRAMES = 64  # connections; each buffers what it read before the pause: 256 KiB, with TLS twice as much
+# Reservations in the queue. The connection of each buffers what it read before the pause: 256 KiB, with TLS twice as
+# much.
+MAX_WAITING_FRAMES = 64
 
 
 class FrameBudget:
@@ -41,7 +43,7 @@ class FrameBudget:
         self._waiting.append(reservation)
         self.grant_waiting()
         if len(self._waiting) > MAX_WAITING_FRAMES:
-            self._ordered()[-1].reject(f"more than {MAX_WAITING_FRAMES} frames wait for memory")
+            self._waiting_in_order()[-1].reject(f"more than {MAX_WAITING_FRAMES} frames wait for memory")
 
     def withdraw(self, reservation: "FrameReservation") -> None:
         """Remove a waiting reservation, or free the bytes of a granted one; then grant others."""
@@ -54,9 +56,9 @@ class FrameBudget:
     def grant_waiting(self) -> None:
         """Grant reservations in their order until one does not fit; smaller frames do not overtake it.
 
-        The callback of a reservation must not release it.
+        The callback of a reservation must not release it: that would change the queue while it is served.
         """
-        for reservation in self._ordered():
+        for reservation in self._waiting_in_order():
             limit_bytes = self.limit_bytes // 2 if reservation.account.is_distrusted else self.limit_bytes
             if self.used_bytes + reservation.size_bytes > limit_bytes:
                 return
@@ -64,7 +66,7 @@ class FrameBudget:
             self.used_bytes += reservation.size_bytes
             reservation.grant()
 
-    def _ordered(self) -> "list[FrameReservation]":
+    def _waiting_in_order(self) -> "list[FrameReservation]":
         """Return the waiting reservations, those of trusted clients first; each part in the order of arrival."""
         return sorted(self._waiting, key=lambda reservation: reservation.account.is_distrusted)
 

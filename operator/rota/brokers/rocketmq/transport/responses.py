@@ -17,7 +17,7 @@ from rota.brokers.rocketmq.wire.codes import ResponseCode
 from rota.brokers.rocketmq.wire.frames import Frame, MalformedFrameError
 from rota.model import Queue
 
-MAX_REASON_CHARACTERS = 1000  # characters; a remark may be as long as a frame
+MAX_REASON_CHARACTERS = 1000  # characters of a remark in an error message; a remark may be as long as a frame
 
 T = TypeVar("T")
 R = TypeVar("R")

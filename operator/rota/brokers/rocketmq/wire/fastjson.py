@@ -15,10 +15,12 @@ from rota.model import Queue
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Members with standard keys are matched first, greedily, so that nothing inside a string is taken for a key. Only a key
-# is followed by a colon; only a queue is written as an object key, and that object is flat. The pattern never
-# backtracks, so hostile bodies cost no more than others: all quantifiers are possessive, an unterminated string extends
-# to the end of the body, and a number begins at its first digit.
+# Matches, in this order:
+# - strings with the values behind them, as many as follow: they stay, so nothing inside a string is taken for a key;
+# - an object before a colon: a key (a queue, which is a flat object);
+# - a number before a colon: a key.
+# The pattern never backtracks, so hostile bodies cost no more than others: all quantifiers are possessive, a string
+# that is not terminated extends to the end of the body, and a number begins at its first digit.
 _TEXT = rb'"(?:[^"\\]|\\.)*+"?'
 _NON_STANDARD = re.compile(
     rb'(?:%b\s*+:?[^"{}\[\],]*+,?\s*+)++' % _TEXT
@@ -30,6 +32,7 @@ _NON_STANDARD = re.compile(
 # A queue as brokers write it, with the characters that they allow in names. Most bodies have no other non-standard key,
 # and this pattern is eight times as fast. No string can match it, because quotes in strings are escaped.
 _QUEUE = re.compile(rb'\{"brokerName":"([\w.|%-]*+)","queueId":(\d++),"topic":"([\w|%-]*+)"\}(?=:)')
+# The same queue as a string, in which its quotes are escaped.
 _AS_TEXT = rb'"{\"brokerName\":\"%b\",\"queueId\":%b,\"topic\":\"%b\"}"'
 
 

@@ -26,15 +26,15 @@ _ONE_WAY = 2
 # The header's serialization.
 _JSON = 0
 _BINARY = 1
-# By their number in a binary header.
+# Languages of clients; a binary header has the index.
 _LANGUAGES = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
     "NODE_JS",
 )  # fmt: skip
 _TOTAL = struct.Struct(">I")
 _START = struct.Struct(">II")  # total; serialization (high byte; JSON is 0) and header length
-_SERIALIZATION_AT = 4  # where the serialization is in a frame
-_HEADER_LENGTH_AT = 5
+_SERIALIZATION_OFFSET = 4  # the position of this byte in a frame
+_HEADER_LENGTH_OFFSET = 5  # the position of these three bytes
 _HEAD = struct.Struct(">hBhii")  # of a binary header: code, language, version, opaque, flag
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
@@ -126,20 +126,21 @@ class Decoder:
         else:
             self._pieces.append(data)
         if self._buffered_bytes < self._frame_bytes:
-            return
+            return  # the first frame is still incomplete
         data = b"".join(self._pieces)
-        at = 0
-        while (size := _size(data, at)) and at + size <= len(data):
-            start = at + _START.size
-            serialization = data[at + _SERIALIZATION_AT]
-            length = int.from_bytes(data[at + _HEADER_LENGTH_AT : start])
-            at += size
-            header = data[start : start + length]
-            body = data[start + length : at]
-            yield _from_json(header, body) if serialization == _JSON else _from_binary(header, body)
-        self._pieces = [data[at:]]
-        self._buffered_bytes = len(data) - at
-        self._frame_bytes = size  # of the frame that `feed` could not complete
+        position = 0
+        while (size := _frame_size(data, position)) and position + size <= len(data):
+            header_start = position + _START.size
+            serialization = data[position + _SERIALIZATION_OFFSET]
+            header_length = int.from_bytes(data[position + _HEADER_LENGTH_OFFSET : header_start])
+            header_end = header_start + header_length
+            position += size
+            header = data[header_start:header_end]
+            body = data[header_end:position]
+            yield _parse_json_frame(header, body) if serialization == _JSON else _parse_binary_frame(header, body)
+        self._pieces = [data[position:]]
+        self._buffered_bytes = len(data) - position
+        self._frame_bytes = size  # length of the first incomplete frame
 
     @property
     def is_inside_frame(self) -> bool:
@@ -152,21 +153,21 @@ class Decoder:
         return self._frame_bytes
 
 
-def _size(data: bytes, at: int) -> int:
-    """Return the length of the frame at an offset, or 0 if its prefix is incomplete.
+def _frame_size(data: bytes, position: int) -> int:
+    """Return the length of the frame at a position, or 0 if its first bytes, with the lengths, are incomplete.
 
     Raise `MalformedFrameError` for impossible lengths as soon as they arrive: the remaining bytes may never come.
     """
-    if len(data) < at + _TOTAL.size:
+    if len(data) < position + _TOTAL.size:
         return 0
-    size: int = _TOTAL.size + _TOTAL.unpack_from(data, at)[0]
+    size: int = _TOTAL.size + _TOTAL.unpack_from(data, position)[0]
     if not _START.size <= size <= MAX_FRAME_BYTES:
         problem = f"A frame declares a length of {size:,} bytes; allowed are {_START.size} to {MAX_FRAME_BYTES:,}"
         raise MalformedFrameError(problem)
-    if len(data) < at + _START.size:
+    if len(data) < position + _START.size:
         return 0
-    serialization = data[at + _SERIALIZATION_AT]
-    length = int.from_bytes(data[at + _HEADER_LENGTH_AT : at + _START.size])
+    serialization = data[position + _SERIALIZATION_OFFSET]
+    length = int.from_bytes(data[position + _HEADER_LENGTH_OFFSET : position + _START.size])
     if serialization not in {_JSON, _BINARY}:
         supported = "supported are 0 (JSON) and 1 (binary)"
         raise MalformedFrameError(f"A frame's header has the unknown serialization {serialization}; {supported}")
@@ -175,7 +176,7 @@ def _size(data: bytes, at: int) -> int:
     return size
 
 
-def _from_json(header: bytes, body: bytes) -> Frame:
+def _parse_json_frame(header: bytes, body: bytes) -> Frame:
     try:
         parsed = _read_header(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -193,20 +194,20 @@ def _from_json(header: bytes, body: bytes) -> Frame:
     )
 
 
-def _from_binary(header: bytes, body: bytes) -> Frame:
+def _parse_binary_frame(header: bytes, body: bytes) -> Frame:
     try:
         code, language, version, opaque, flag = _HEAD.unpack_from(header)
-        remark, at = _text(header, _HEAD.size, _INT)
-        (length,) = _INT.unpack_from(header, at)
-        at += _INT.size
-        if length < 0 or at + length > len(header):
+        remark, position = _read_text(header, _HEAD.size, _INT)
+        (length,) = _INT.unpack_from(header, position)
+        position += _INT.size
+        if length < 0 or position + length > len(header):
             raise MalformedFrameError(f"A frame's header of {len(header)} bytes declares {length} bytes of fields")
-        block = header[at : at + length]
-        at = 0
+        block = header[position : position + length]
+        position = 0
         fields = {}
-        while at < length:
-            key, at = _text(block, at, _SHORT)
-            fields[key], at = _text(block, at, _INT)
+        while position < length:
+            key, position = _read_text(block, position, _SHORT)
+            fields[key], position = _read_text(block, position, _INT)
     except (struct.error, UnicodeDecodeError) as error:
         raise MalformedFrameError(f"A frame's binary header cannot be decoded: {error}") from None
     name = _LANGUAGES[language] if language < len(_LANGUAGES) else "OTHER"
@@ -215,10 +216,10 @@ def _from_binary(header: bytes, body: bytes) -> Frame:
     )
 
 
-def _text(data: bytes, at: int, size: struct.Struct) -> tuple[str, int]:
+def _read_text(data: bytes, position: int, length_format: struct.Struct) -> tuple[str, int]:
     """Return the text at a position, where its length comes first, and the position after it."""
-    (length,) = size.unpack_from(data, at)
-    start = at + size.size
+    (length,) = length_format.unpack_from(data, position)
+    start = position + length_format.size
     if length < 0 or start + length > len(data):
         problem = f"A frame's binary header has a text of {length} bytes where {len(data) - start} are left"
         raise MalformedFrameError(problem)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from rota.brokers.message import MEBIBYTE, Message, properties_bytes_of, text_bytes
+from rota.brokers.message import MEBIBYTE, Message, extra_properties_bytes, text_bytes
 from rota.brokers.port import ADMIT_ALL, Admission
 from rota.brokers.rocketmq.wire.frames import MalformedFrameError
 from rota.model import Queue
@@ -65,7 +65,7 @@ class _MessageReader:
         self.refused_offset: int | None = None
 
     def admit_message(self, message: Message) -> None:
-        """Keep a message if it is admitted; skip those before the requested offset, which may be within a batch."""
+        """Keep a message if it is admitted. Skip those before the requested offset, as the start of a batch may be."""
         if message.offset < self.start_offset:
             return
         if self.admission.admit(message.memory_bytes):
@@ -92,13 +92,13 @@ def decode_admitted(
     end = len(data)
     try:
         while at < end and reader.refused_offset is None:
-            at = _read(reader, at)
+            at = _read_message(reader, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise MalformedFrameError(f"A message at byte {at} of {end} cannot be decoded: {error}") from None
     return reader.messages, reader.refused_offset
 
 
-def _read(reader: _MessageReader, position: int) -> int:
+def _read_message(reader: _MessageReader, position: int) -> int:
     """Read the message at a position in the data; return the position of the next one."""
     data = reader.data
     head = _HEAD
@@ -108,28 +108,28 @@ def _read(reader: _MessageReader, position: int) -> int:
         fields = head.unpack_from(data, position)
     total, magic, checksum, number, offset, commit_log_offset, flags, born, stored, attempt, length = fields
     start = position + head.size
-    topic_at = start + length
+    body_end = start + length
     if magic == MAGIC_V1:
-        topic_length = data[topic_at]
-        topic_start = topic_at + 1
+        topic_length = data[body_end]
+        topic_start = body_end + 1
     elif magic == MAGIC_V2:
-        (topic_length,) = _SHORT.unpack_from(data, topic_at)
-        topic_start = topic_at + 2
+        (topic_length,) = _SHORT.unpack_from(data, body_end)
+        topic_start = body_end + 2
     else:
         raise MalformedFrameError(f"A message at byte {position} has the unknown magic number {magic:#x}")
-    properties_at = topic_start + topic_length
-    (properties_length,) = _SHORT.unpack_from(data, properties_at)
-    end: int = properties_at + 2 + properties_length
+    topic_end = topic_start + topic_length
+    (properties_length,) = _SHORT.unpack_from(data, topic_end)
+    end: int = topic_end + 2 + properties_length
     if end != position + total or end > len(data):
         problem = f"A message at byte {position} declares {total} bytes, but its parts have {end - position}"
         raise MalformedFrameError(problem)
-    queue = _queue(data[topic_start:properties_at], reader.broker, number)
-    body = data[start:topic_at]
+    queue = _make_queue(data[topic_start:topic_end], reader.broker, number)
+    body = data[start:body_end]
     is_intact = zlib.crc32(body) & 0x7FFFFFFF == checksum
     body_error = "" if is_intact else "its checksum does not match"
-    text = data[properties_at + 2 : end].decode(errors="replace")  # invalid UTF-8 is replaced, as Java does
-    properties = _properties(text)
-    properties_bytes = properties_bytes_of(len(properties), text_bytes(text))
+    text = data[topic_end + 2 : end].decode(errors="replace")  # invalid UTF-8 is replaced, as Java does
+    properties = _parse_properties(text)
+    properties_bytes = extra_properties_bytes(len(properties), text_bytes(text))
     message = Message(
         queue, offset, body, properties, attempt, born, stored, commit_log_offset, body_error, properties_bytes
     )
@@ -140,7 +140,7 @@ def _read(reader: _MessageReader, position: int) -> int:
     return end
 
 
-def _unpack_message(reader: _MessageReader, message: Message, flags: int, common: "_BatchProperties") -> None:
+def _unpack_message(reader: _MessageReader, message: Message, flags: int, batch_properties: "_BatchProperties") -> None:
     """Unpack a compressed message or a batch; keep its messages up to the first that is not admitted."""
     if flags & _COMPRESSED:
         body, body_error = unpack_body(message.body, (flags & _COMPRESSION_MASK) >> 8, reader.admission.max_body_bytes)
@@ -152,18 +152,18 @@ def _unpack_message(reader: _MessageReader, message: Message, flags: int, common
     if body_error:
         reader.admit_message(msgspec.structs.replace(message, body_error=body_error))
         return
-    for item in _split_batch(message, common, reader.start_offset):
+    for item in _split_batch(message, batch_properties, reader.start_offset):
         reader.admit_message(item)
         if reader.refused_offset is not None:
             return
 
 
-@lru_cache(maxsize=4096)
-def _queue(topic: bytes, broker: str, number: int) -> Queue:
+@lru_cache(maxsize=4096)  # all messages of a queue share one object
+def _make_queue(topic: bytes, broker: str, number: int) -> Queue:
     return Queue(topic.decode(), broker, number)
 
 
-def _properties(text: str) -> dict[str, str]:
+def _parse_properties(text: str) -> dict[str, str]:
     """Parse properties; the last separator may be missing."""
     properties = {}
     for pair in text.split(_PAIR_END):
@@ -182,28 +182,33 @@ def write_properties(properties: Mapping[str, str]) -> str:
 
 
 def _batch_error(body: bytes) -> str:
-    """Return why a batch cannot be split, or "". The producer encoded the batch, so only this message is damaged."""
+    """Return why a batch cannot be split, or "".
+
+    The producer encoded the batch, so the broker's other messages can be read although this one is damaged.
+    """
     try:
-        number = sum(1 for _ in islice(_items(body), MAX_BATCH_MESSAGES + 1))
+        count = sum(1 for _ in islice(_split_items(body), MAX_BATCH_MESSAGES + 1))
     except (struct.error, MalformedFrameError) as error:
         return f"the batch cannot be split: {error}"
-    if number > MAX_BATCH_MESSAGES:
+    if count > MAX_BATCH_MESSAGES:
         return f"the batch cannot be split: it has more than {MAX_BATCH_MESSAGES:,} messages"
     return ""
 
 
-def _items(data: bytes) -> Iterator[tuple[int, int, int]]:
+def _split_items(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield for each message of a batch the start and end of its body, and the end of the message."""
-    at = 0
-    while at < len(data):
-        total, length = _ITEM.unpack_from(data, at)
-        start = at + _ITEM.size
-        (properties_length,) = _SHORT.unpack_from(data, start + length)
-        end = start + length + 2 + properties_length
-        if end != at + total or end > len(data):
-            raise MalformedFrameError(f"a message at byte {at} declares {total} bytes, but its parts have {end - at}")
-        yield start, start + length, end
-        at = end
+    position = 0
+    while position < len(data):
+        total, length = _ITEM.unpack_from(data, position)
+        body_start = position + _ITEM.size
+        body_end = body_start + length
+        (properties_length,) = _SHORT.unpack_from(data, body_end)
+        end = body_end + 2 + properties_length
+        if end != position + total or end > len(data):
+            parts = f"its parts have {end - position}"
+            raise MalformedFrameError(f"a message at byte {position} declares {total} bytes, but {parts}")
+        yield body_start, body_end, end
+        position = end
 
 
 class _BatchProperties(NamedTuple):
@@ -213,7 +218,7 @@ class _BatchProperties(NamedTuple):
     text_bytes: int
 
 
-def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) -> Iterator[Message]:
+def _split_batch(batch: Message, batch_properties: _BatchProperties, start_offset: int) -> Iterator[Message]:
     """Yield the messages of a batch from an offset on, with their own properties and those of the batch.
 
     The messages of a batch share one copy of its properties, which stays in memory as long as any of them does. Each
@@ -221,14 +226,14 @@ def _split_batch(batch: Message, common: _BatchProperties, start_offset: int) ->
     """
     data = batch.body
     shared = batch.reconsume_times, batch.born_ms, batch.stored_ms, batch.commit_log_offset
-    for offset, (start, body_end, end) in enumerate(_items(data), batch.offset):
+    for offset, (start, body_end, end) in enumerate(_split_items(data), batch.offset):
         if offset < start_offset:
             continue
         text = data[body_end + 2 : end].decode(errors="replace")
-        own = _properties(text)
-        number = len(own) + len(common.properties)
-        properties_bytes = properties_bytes_of(number, text_bytes(text) + common.text_bytes)
-        properties = ChainMap(own, common.properties)
+        own = _parse_properties(text)
+        count = len(own) + len(batch_properties.properties)
+        properties_bytes = extra_properties_bytes(count, text_bytes(text) + batch_properties.text_bytes)
+        properties = ChainMap(own, batch_properties.properties)
         yield Message(batch.queue, offset, data[start:body_end], properties, *shared, "", properties_bytes)
 
 
@@ -257,7 +262,7 @@ def _zstd(body: bytes, limit: int) -> bytes:
     unpacker = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW_BYTES)
     try:
         unpacked_body = unpacker.decompress(body, max_output_size=limit, allow_extra_data=False)
-    except zstandard.ZstdError:
+    except zstandard.ZstdError:  # the body is too large or damaged
         if len(unpacker.stream_reader(body).read(limit + 1)) > limit:
             raise _TooLargeError from None
         raise
@@ -284,7 +289,7 @@ _UNPACKERS: dict[int, Callable[[bytes, int], bytes]] = {0: _zlib, 1: _lz4, 2: _z
 
 
 def unpack_body(body: bytes, compression: int, max_bytes: int) -> tuple[bytes, str]:
-    """Unpack a body into at most `max_bytes`. Return it with ""; if that fails, the packed body and the reason."""
+    """Unpack a body into at most `max_bytes`; return it and "", or the packed body and the reason of a failure."""
     try:
         return _UNPACKERS[compression](body, max_bytes), ""
     except _TooLargeError:

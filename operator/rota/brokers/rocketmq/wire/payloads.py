@@ -9,7 +9,7 @@ from rota.model import Queue
 
 Long = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # an offset or time, in the range of Java's long
 
-# A group's settings by Rota's names, in the protocol's spelling.
+# The protocol's names of a group's settings, by the names in a ConsumerGroup.
 MESSAGE_MODELS = {"Clustering": "CLUSTERING", "Broadcasting": "BROADCASTING"}
 START_POSITIONS = {
     "Latest": "CONSUME_FROM_LAST_OFFSET",
@@ -189,7 +189,7 @@ class QueueAssignment(Body, frozen=True):
 
 
 class AssignmentResponse(Body, frozen=True):
-    """The queues that a broker assigns to a member; None: it computed nothing, and the member keeps its queues."""
+    """The queues that a broker assigns to a member; None: no new assignment, the member keeps its queues."""
 
     message_queue_assignments: list[QueueAssignment] | None = None
 

@@ -30,6 +30,7 @@ _REQUIRED_FIELDS = {  # values that must not be empty, by their names in fields 
 
 
 def _frame(code: RequestCode, body: Any = b"", /, **fields: object) -> Frame:
+    """Return a request; fields with None are left out, and a body other than bytes is encoded as JSON."""
     _reject_empty(code, fields)
     if isinstance(body, payloads.Body):
         _reject_empty(code, msgspec.structs.asdict(body))
@@ -72,15 +73,15 @@ def cluster_info() -> Frame:
 
 def subscription(spec: Subscription, version: int) -> payloads.SubscriptionData:
     """Return a subscription's payload, with the hashes of its tags, by which brokers filter first."""
-    by_tag = spec.type == "Tag"
-    tags = tags_of(spec) if by_tag else []
+    is_by_tag = spec.type == "Tag"
+    tags = tags_of(spec) if is_by_tag else []
     return payloads.SubscriptionData(
         topic=spec.topic,
         sub_string=spec.expression.strip(),  # a broker takes "* " for a tag, and would deliver nothing
         tags_set=tags,
         code_set=list(map(java_hash, tags)),
         sub_version=version,
-        expression_type="TAG" if by_tag else "SQL92",
+        expression_type="TAG" if is_by_tag else "SQL92",
     )
 
 
@@ -138,7 +139,7 @@ def unlock(group: str, client_id: str, queues: Iterable[Queue]) -> Frame:
     return _frame(RequestCode.UNLOCK_BATCH_MQ, _lock_request(group, client_id, queues))
 
 
-def one_broker(queues: Iterable[Queue]) -> str:
+def require_one_broker(queues: Iterable[Queue]) -> str:
     """Return the broker that all these queues are on; raise ValueError for several brokers, or without queues."""
     brokers = {queue.broker for queue in queues}
     if len(brokers) != 1:
@@ -261,7 +262,7 @@ def send_back(
     message_id: str = "",
     broker: str = "",
 ) -> Frame:
-    """Send a message back for redelivery. Delay level 0: grows with the attempts; -1: dead-letter the message."""
+    """Send a message back for redelivery. Delay level 0: the delay grows with each attempt; -1: to the dead letters."""
     return _frame(
         RequestCode.CONSUMER_SEND_MSG_BACK,
         offset=commit_log_offset,

@@ -22,8 +22,8 @@ class Credentials(NamedTuple):
         return f"Credentials({self.access_key!r})"
 
 
-def signed(frame: Frame, credentials: Credentials) -> Frame:
-    """Return a frame with its signature: over the values of all fields in the order of their names, and the body."""
+def sign_frame(frame: Frame, credentials: Credentials) -> Frame:
+    """Return the signed frame; the signature covers the values of all fields, sorted by name, followed by the body."""
     fields = {**frame.fields, "AccessKey": credentials.access_key}
     fields.pop("Signature", None)  # a previous signature is not part of the signed content
     if credentials.security_token:

@@ -529,13 +529,13 @@ def test_memory_of_many_properties_does_not_exceed_the_count() -> None:
 
 def test_batch_read_from_an_inner_offset_parses_no_earlier_properties(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed_texts: list[str] = []
-    read_text = messages_module._properties
+    read_text = messages_module._parse_properties
 
     def record_and_read(text: str) -> dict[str, str]:
         parsed_texts.append(text)
         return read_text(text)
 
-    monkeypatch.setattr(messages_module, "_properties", record_and_read)
+    monkeypatch.setattr(messages_module, "_parse_properties", record_and_read)
     batch = encode_message(
         b"".join(encode_batch_item(b"x", b"N\x01%d\x02" % number) for number in range(5)), b"", flags=0xC0, offset=7
     )

@@ -13,7 +13,7 @@ from rota.brokers.rocketmq.brokers import version_name
 from rota.brokers.rocketmq.wire import payloads, requests
 from rota.brokers.rocketmq.wire.codes import RequestCode
 from rota.brokers.rocketmq.wire.frames import Frame
-from rota.brokers.rocketmq.wire.signing import Credentials, signed
+from rota.brokers.rocketmq.wire.signing import Credentials, sign_frame
 from rota.model import Queue
 from rota.spec import Subscription
 
@@ -279,7 +279,7 @@ def signature_of(secret: bytes, content: bytes) -> str:
 
 def test_signature_covers_all_fields_in_name_order_and_the_body() -> None:
     frame = Frame(code=10, opaque=3, fields={"b": "2", "a": "ü", "Z": "9"}, body=b"\x00body")
-    request = signed(frame, Credentials("key", "secret"))
+    request = sign_frame(frame, Credentials("key", "secret"))
     content = b"key9" + "ü".encode() + b"2" + b"\x00body"  # AccessKey, Z, a, b: capitals come first
     assert request.fields == {**frame.fields, "AccessKey": "key", "Signature": signature_of(b"secret", content)}
     assert (request.code, request.opaque, request.body) == (10, 3, b"\x00body")
@@ -287,15 +287,15 @@ def test_signature_covers_all_fields_in_name_order_and_the_body() -> None:
 
 
 def test_signature_covers_the_security_token() -> None:
-    request = signed(Frame(code=10, fields={"topic": "orders"}), Credentials("key", "secret", "token"))
+    request = sign_frame(Frame(code=10, fields={"topic": "orders"}), Credentials("key", "secret", "token"))
     assert request.fields["SecurityToken"] == "token"
     assert request.fields["Signature"] == signature_of(b"secret", b"keytokenorders")
 
 
 def test_signature_is_the_same_when_signed_again() -> None:
     credentials = Credentials("key", "secret")
-    signed_once = signed(Frame(code=10, fields={"topic": "orders"}, body=b"body"), credentials)
-    assert signed(signed_once, credentials) == signed_once
+    signed_once = sign_frame(Frame(code=10, fields={"topic": "orders"}, body=b"body"), credentials)
+    assert sign_frame(signed_once, credentials) == signed_once
 
 
 def test_credentials_repr_hides_the_secret() -> None:
@@ -315,7 +315,7 @@ def test_request_to_update_broker_config_has_a_line_per_setting() -> None:
 @pytest.mark.parametrize("queues", [[], [QUEUE, QUEUE._replace(broker="broker-b")]])
 def test_lock_requires_queues_of_exactly_one_broker(queues: list[Queue]) -> None:
     with pytest.raises(ValueError, match="The queues of one request must belong to one broker"):
-        requests.one_broker(queues)
+        requests.require_one_broker(queues)
 
 
 @pytest.mark.parametrize(
