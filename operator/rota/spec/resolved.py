@@ -126,7 +126,7 @@ def decode_drain_timeout(text: str) -> float:
 def _drop_unknown_fields(value: Any, kind: Any) -> Any:
     """Remove fields that this version does not know: the structs of a spec would reject them."""
     kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind  # the type inside Annotated
-    kinds = [kind, *get_args(kind)]  # of a list, its items' type comes last; of an optional field, all its types
+    kinds = [kind, *get_args(kind)]  # for a list, the items' type comes last; for an optional field, all its types
     if isinstance(value, list):
         return [_drop_unknown_fields(item, kinds[-1]) for item in value]
     struct = next((item for item in kinds if isinstance(item, type) and issubclass(item, Struct)), None)

@@ -14,7 +14,7 @@ from rota.model import Roster
 from rota.strategies.arrays import Indices, Owners, is_whole_number, no_owners
 
 Hash = Callable[[str], int]
-MAX_VIRTUAL_NODES = 1000  # for each member; more are slower, and the spread is not visibly more even
+MAX_VIRTUAL_NODES = 1000  # virtual nodes of a member; more are slower, and the spread is not visibly more even
 
 
 def ring_position(key: str) -> int:

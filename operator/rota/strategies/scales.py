@@ -37,7 +37,7 @@ ROUNDING_SHARE = 1e-9  # rounding errors are below this share
 Room = str | None  # the machine room of a queue's broker or of a member; None: unknown
 # Plain tuples, since named ones would make Balanced some 5 % slower; the first element is what they are sorted by.
 WeightedQueue = tuple[float, int]  # a queue's weight and index
-CandidateMove = tuple[float, int, int]  # by how much the cost changes, queue, taker
+CandidateMove = tuple[float, int, int]  # the change of the cost, the queue, the taker
 FullnessEntry = tuple[float, float, int]  # a member's fullness, its negative capacity (most capacity first), its index
 
 
@@ -78,7 +78,7 @@ class Scales:
         self.mean_fullness = sum(weights) / sum(capacities)
         self.loads = [0] * len(capacities)
         self.queue_counts = [0] * len(capacities)
-        self.placements: dict[int, Placement] = {}  # by queue; none for a queue that stays with its owner
+        self.placements: dict[int, Placement] = {}  # the last step of each queue that got an owner here
         # By member: the queues of each room that the member owns, lightest first.
         self._queues_by_room: list[dict[Room, list[WeightedQueue]]] = [{} for _ in capacities]
         self._min_difference = self.mean_fullness * MIN_DIFFERENCE_SHARE

@@ -109,7 +109,7 @@ def _unassign_excess(owners: Owners, counts: Indices, quotas: Indices) -> None:
     """Take each member's excess over its quota from it: the last of its queues. Changes `owners`."""
     has_excess = counts > quotas
     if has_excess.any():
-        candidates = np.flatnonzero((owners != NO_OWNER) & has_excess[owners])
+        candidates = np.flatnonzero((owners != NO_OWNER) & has_excess[owners])  # queues of members with excess
         givers = owners[candidates].astype(np.int64)
         is_excess = count_equal_before(givers) >= quotas[givers]
         owners[candidates[is_excess]] = NO_OWNER

@@ -126,7 +126,7 @@ class MemoryCluster:
         await self.simulate_request(broker)
         committed = self.groups.committed_offsets[group]
         pulled = self.groups.pulled_offsets[group]
-        requested = {*topics} or {queue.topic for queue in committed}  # by default all with a committed offset
+        requested = {*topics} or {queue.topic for queue in committed}  # default: all with a committed offset
         if online := self._online(group, broker):
             requested.intersection_update(chain.from_iterable(member.subscriptions_by_topic for member in online))
         offsets: dict[Queue, BrokerOffsets] = {}

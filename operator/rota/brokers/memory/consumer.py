@@ -46,7 +46,7 @@ class MemoryConsumer:
     def _check_tag_filter(self, topic: str) -> None:
         if topic not in self._subscriptions:
             raise ValueError(f"{self._group} has not subscribed to {topic}")
-        if self._subscriptions[topic].type != "Tag":  # with a real broker's text
+        if self._subscriptions[topic].type != "Tag":  # the text is a real broker's
             raise RejectedError(f"{topic}: The broker does not support consumer to filter message by SQL92")
 
     async def join(self) -> None:

@@ -22,7 +22,7 @@ class ConsumerGroups:
         self.committed_offsets: defaultdict[str, dict[Queue, int]] = defaultdict(dict)
         self.pulled_offsets: defaultdict[str, dict[Queue, int]] = defaultdict(dict)
         self.reset_queues: defaultdict[str, set[Queue]] = defaultdict(set)  # queues that were not pulled since a reset
-        self.locks: dict[tuple[str, Queue], tuple[str, float]] = {}  # by group and queue: owner's client id, expiry
+        self.locks: dict[tuple[str, Queue], tuple[str, float]] = {}  # client id and expiry, by group and queue
         self._clock = clock
         self._settings: dict[tuple[str, str], BrokerGroupSettings] = {}  # by group and broker
 

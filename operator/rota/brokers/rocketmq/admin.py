@@ -1,6 +1,6 @@
 """RocketMQ admin client: `RocketMQBrokers`, the operator's client, with administrative requests.
 
-The demo, benchmarks and tests use it.
+Benchmarks and tests use it.
 """
 
 from collections.abc import Mapping

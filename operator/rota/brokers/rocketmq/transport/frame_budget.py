@@ -19,7 +19,7 @@ from rota.brokers.rocketmq.wire.frames import MAX_FRAME_BYTES
 
 MAX_UNRESERVED_BYTES = 2**16
 BUDGET_BYTES = 4 * MAX_FRAME_BYTES
-HOLD_SECONDS = 5.0  # from the grant of a reservation until the frame must be complete
+HOLD_SECONDS = 5.0  # limit for a frame to be complete after its reservation was granted
 WAIT_SECONDS = 10.0  # limit for a reservation to be granted; callers wait about as long for a response, or less
 DISTRUST_SECONDS = 300.0
 # Reservations in the queue. The connection of each buffers what it read before the pause: 256 KiB, with TLS twice as

@@ -35,7 +35,7 @@ _TOTAL = struct.Struct(">I")
 _START = struct.Struct(">II")  # total; serialization (high byte; JSON is 0) and header length
 _SERIALIZATION_OFFSET = 4  # the position of this byte in a frame
 _HEADER_LENGTH_OFFSET = 5  # the position of these three bytes
-_HEAD = struct.Struct(">hBhii")  # of a binary header: code, language, version, opaque, flag
+_HEAD = struct.Struct(">hBhii")  # start of a binary header: code, language, version, opaque, flag
 _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 

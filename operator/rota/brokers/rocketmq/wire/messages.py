@@ -88,13 +88,13 @@ def decode_admitted(
     the next one is read, so at most one message is in memory without being admitted.
     """
     reader = _MessageReader(data, broker, start_offset, admission)
-    at = 0
+    position = 0
     end = len(data)
     try:
-        while at < end and reader.refused_offset is None:
-            at = _read_message(reader, at)
+        while position < end and reader.refused_offset is None:
+            position = _read_message(reader, position)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise MalformedFrameError(f"A message at byte {at} of {end} cannot be decoded: {error}") from None
+        raise MalformedFrameError(f"A message at byte {position} of {end} cannot be decoded: {error}") from None
     return reader.messages, reader.refused_offset
 
 
