@@ -47,6 +47,47 @@ def test_layout_map_names_functions_that_exist(page: str, number: int) -> None:
         assert name in _definitions(path), f"{page} names {name}, which {file} does not define"
 
 
+@pytest.mark.parametrize(("heading", "number"), [("Where to open", 100), ("Limits, pauses and thresholds", 250)])
+def test_layout_map_names_files_that_exist(heading: str, number: int) -> None:
+    section = _section_of_map(heading)
+    files = re.findall(r"`(Dockerfile|[\w./]+\.(?:py|js|css|yaml|json|md|txt|tpl|sh))(?::[\w.]+)?`", section)
+    assert len(files) >= number
+    assert [file for file in files if "/" in file and not _file_of_map(file)] == []
+
+
+def test_layout_map_of_limits_names_existing_constants() -> None:
+    """A name without a file is in the file before it, in the same row."""
+    rows = [
+        row.split(" | ")[1] for row in _section_of_map("Limits, pauses and thresholds").splitlines() if " | " in row
+    ]
+    checked = 0
+    for row in rows:
+        path: Path | None = None
+        for term in re.findall(r"`([^`]+)`", row):
+            file, _, name = term.partition(":")
+            if "/" in file or _file_of_map(file):
+                path = _file_of_map(file)
+                assert path, f"{file} does not exist"
+            else:
+                name = term
+            if not name:
+                continue
+            assert path, f"{term} stands before the name of its file"
+            exists = name in _definitions(path) if path.suffix == ".py" else name in path.read_text()
+            assert exists, f"{path.name} does not define {name}"
+            checked += 1
+    assert checked >= 250
+
+
+def _section_of_map(heading: str) -> str:
+    text = (ROOT / "AGENTS.md").read_text()
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def _file_of_map(file: str) -> Path | None:
+    return next((root / file for root in (ROTA, ROOT) if (root / file).is_file()), None)
+
+
 def _definitions(path: Path) -> set[str]:
     """Return the names of a module's functions, classes, methods and constants."""
     names: set[str] = set()
