@@ -69,10 +69,15 @@ class CoalescingTask:
             self._task = None
 
     async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
-        while self._is_requested:
-            self._is_requested = False
-            await work()
-        self._task = None
+        try:
+            while self._is_requested:
+                self._is_requested = False
+                await work()
+        finally:
+            if (
+                self._task is asyncio.current_task()
+            ):  # not if `cancel` was called, after which another run may have begun
+                self._task = None
 
 
 class _Step(StrEnum):

@@ -21,12 +21,20 @@ REQUEST_TIMEOUT_SECONDS = 15.0
 POLL_DEADLINE_SECONDS = 60.0  # after which a poll sends no more requests; groups left out are first in the next poll
 MAX_CONCURRENT_REQUESTS = 8  # requests under way to one broker
 
-GroupQueue = tuple[str, Queue]  # a group, by its name at the broker, and a queue
 T = TypeVar("T")
 
 
+class OffsetQuestion(NamedTuple):
+    """What `queue_resolver` asks a broker: the offset of a group on a queue that it may never have consumed."""
+
+    consumer_group: str  # at the broker
+    queue: Queue
+    # If the group starts at Latest: since when it consumes the topic, in seconds since 1970; otherwise None.
+    starts_at: float | None
+
+
 class ResolvedOffset(NamedTuple):
-    """A group's offset on a queue, requested by `queue_resolver` as the group may never have consumed the queue."""
+    """The answer to an OffsetQuestion."""
 
     poll: int  # `PolledBroker.polls` at the request
     was_empty: bool  # whether the queue was empty at the request; once that changes, the offset is requested again
@@ -41,7 +49,7 @@ class PolledBroker(BrokerLag):
     """The lag of groups at one broker, and the state of its polls."""
 
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_REQUESTS))
-    resolved: dict[GroupQueue, ResolvedOffset] = field(default_factory=dict)  # offsets that may be used again
+    resolved: dict[OffsetQuestion, ResolvedOffset] = field(default_factory=dict)  # offsets that may be used again
     polls: int = 0  # completed polls
     poll_started_at: float = 0.0  # loop's time at the start of the current poll
     last_response_at: float = 0.0  # loop's time of the last response to any request

@@ -227,6 +227,33 @@ async def test_lag_with_start_from_earliest_ignores_when_consumption_started() -
         await cluster.wait_for_lag(AT_A, 5)
 
 
+async def test_lag_of_two_groups_with_one_name_at_the_broker_follows_the_start_of_each() -> None:
+    async with a_cluster() as cluster:
+        cluster.topic_starts["orders"] = time.time() + 60
+        await cluster.send_messages(AT_A, 5)
+        earliest = StartFrom(position="Earliest")
+        for key in (("shop", "before"), ("shop", "rival")):  # one of them comes before KEY, and one after it
+            rival = TopicInterest("orders", ("orders",), broadcasting=False, start_from=earliest)
+            cluster.route_watcher.set_interest(key, rival)
+            await cluster.route_watcher.poll_group(key)
+            await cluster.wait_for_polls(times=3)
+            assert cluster.poller.lag_of(key).queues[AT_A].lag == 5
+            assert cluster.lag.queues[AT_A].lag == 0
+
+
+async def test_lag_follows_a_changed_start_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_resolver, "REUSE_POLLS", 1_000_000)
+    async with a_cluster() as cluster:
+        cluster.topic_starts["orders"] = time.time() + 60
+        await cluster.send_messages(AT_A, 5)
+        await cluster.wait_for_lag(AT_A, 0)
+        earliest = StartFrom(position="Earliest")
+        cluster.route_watcher.set_interest(
+            KEY, TopicInterest("orders", ("orders",), broadcasting=False, start_from=earliest)
+        )
+        await cluster.wait_for_lag(AT_A, 5)
+
+
 async def later_than(timestamp: float) -> bool:
     return time.time() > timestamp
 
@@ -527,7 +554,7 @@ async def test_lag_samples_hold_no_queues_that_no_route_names() -> None:
             for history in polled.histories[KEY, OffsetSource("orders", broadcasting=False)].values()
             if history._ids
         ] == [(0,)]
-        assert polled.resolved.keys() <= {("orders", AT_A)}
+        assert {question.queue for question in polled.resolved} <= {AT_A}
         (offsets,) = (
             await cluster.poller._sampler._read_offsets(
                 polled, {KEY: cluster.route_watcher.interests_within_quota[KEY]}, {KEY: {"orders": 1}}
