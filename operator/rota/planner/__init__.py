@@ -16,7 +16,7 @@ from rota.planner.explain import Explanation, explain_queues
 from rota.planner.members import incarnations
 from rota.planner.members.member_states import MemberState, classify_members, owns_queues
 from rota.planner.moves import Draft, decide, next_document, unmanaged_queues
-from rota.planner.situation import WITHOUT_POLICY, Situation
+from rota.planner.situation import UNKNOWN_POLICY, Situation
 from rota.planner.snapshot import DecodedReport, Event, Plan, PodSnapshot, QueueView, Snapshot, brokers_reached_by
 from rota.planner.status import conditions, events, group_status, problems
 from rota.planner.status.journal_records import condition_records, document_records, owners_record
@@ -54,8 +54,9 @@ def explain_owners(snapshot: Snapshot, now: float, queues: Sequence[Queue] = ())
 def plan(snapshot: Snapshot, now: float) -> Plan:
     """Return the plan for a group; `now` is the wall-clock time in seconds.
 
-    No assignment is written while the spec is invalid or a problem blocks it, nor the first one of a duplicate. A
-    missing or damaged assignment is read a second time before it is created or rebuilt.
+    No assignment is written while the spec is invalid or a problem blocks writing. Nor is the first assignment of a
+    ConsumerGroup that duplicates another one. A missing or damaged assignment is read a second time before it is
+    created or rebuilt.
     """
     damaged = record.find_damage(snapshot)
     is_blocked = not _BLOCKING_REASONS.isdisjoint(snapshot.problem_reasons)
@@ -69,7 +70,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     situation = _derive_situation(snapshot, now)
     if snapshot.spec.message_model == "Broadcasting":
         return _broadcasting_plan(situation)
-    if situation.document.is_broadcasting:  # the spec no longer is
+    if situation.document.is_broadcasting:  # the spec has changed from Broadcasting to Clustering
         return _build_plan(situation, Draft(), _clustering_document(situation))
     draft = decide(situation)
     document = next_document(situation, draft) if _needs_write(situation, draft) else None
@@ -79,7 +80,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
 def _derive_situation(snapshot: Snapshot, now: float) -> Situation:
     """Derive the facts of a snapshot; a group without a readable assignment is planned from generation 0."""
     document = snapshot.document or Assignment(group=snapshot.group, generation=0, issued_at="")
-    policy = snapshot.policy or WITHOUT_POLICY
+    policy = snapshot.policy or UNKNOWN_POLICY
     is_orderly = snapshot.spec is not None and snapshot.spec.is_orderly
     member_states = classify_members(snapshot.pods, snapshot.deleted_uids, policy, document, is_orderly=is_orderly)
     return Situation(snapshot, member_states, document, now)
@@ -88,15 +89,16 @@ def _derive_situation(snapshot: Snapshot, now: float) -> Situation:
 def _report_only_plan(situation: Situation) -> Plan:
     """Return a plan that writes no assignment; of the status, only conditions, lag and observedGeneration change."""
     reduced = _build_plan(situation, Draft(), document=None, is_complete=False)
-    unchanged = {name: value for name, value in situation.snapshot.status.items() if name not in _ALWAYS_UPDATED_FIELDS}
-    return replace(reduced, status={**reduced.status, **unchanged})
+    status = situation.snapshot.status
+    kept_fields = {name: value for name, value in status.items() if name not in _ALWAYS_UPDATED_FIELDS}
+    return replace(reduced, status={**reduced.status, **kept_fields})
 
 
 def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
-    """Return the plan that replaces a missing or damaged assignment; its journal records and an Event name the loss."""
+    """Return the plan that replaces a missing or damaged assignment; a `plan` record and an Event name the loss."""
     situation = _derive_situation(snapshot, now)
     document = record.rebuild_assignment(snapshot, now)
-    if snapshot.spec and snapshot.spec.message_model == "Broadcasting":  # without handover, so without a barrier
+    if snapshot.spec and snapshot.spec.message_model == "Broadcasting":  # it has no handovers: no barrier is needed
         members = {name: Share(share.uid) for name, share in document.members.items()}
         everyone = tuple(sorted({*record.owners_of(document), *situation.queues}))
         document = replace(document, strategy="", members=members, everyone=everyone, barrier=0, incarnations_since=0)
@@ -110,12 +112,16 @@ def _recovery_plan(snapshot: Snapshot, damage: str, now: float) -> Plan:
         recovery,
         events=(*recovery.events, Event(*finding, warning=True)),
         journal_records=tuple(journal),
-        requeue_after=0.0 if recovery.document else recovery.requeue_after,
+        requeue_after=0.0 if recovery.document else recovery.requeue_after,  # at once, from the rebuilt assignment
     )
 
 
 def _needs_write(situation: Situation, draft: Draft) -> bool:
-    """Whether to write a document now: queues change hands, or an informational change has waited long enough."""
+    """Whether to write a document now: queues change hands, or an informational change has waited long enough.
+
+    An *informational change* gives no queue to a member and takes none from it: it drops a queue that no member
+    consumes, or updates other fields. It waits until the last document is as old as the policy's debounce time.
+    """
     if draft.with_acts(*URGENT_ACTS) or situation.snapshot.document is None:
         return True
     has_dropped_queue = bool(draft.with_acts(Act.DROP))
@@ -134,15 +140,15 @@ def _has_outdated_next_owner(situation: Situation, draft: Draft) -> bool:
 
 
 def _has_outdated_fields(situation: Situation, strategy: str) -> bool:
-    """Whether entries, strategy, settings, budget times, forced grants or incarnations are out of date."""
+    """Whether members' entries, strategy, settings, times of spent moves, forced grants or incarnations must change."""
     document = situation.document
     entries = record.member_entries(document, situation.snapshot, situation.counted_holders)
-    # An owner keeps its entry even if its pod has ended.
+    # An owner keeps its entry, even if its pod has ended.
     owner_uids = {name: share.uid for name, share in document.members.items() if share.queues}
     entries_differ = dict(document.entry_holders) != entries | owner_uids
     new_settings = situation.snapshot.settings != situation.snapshot.desired_settings
-    future_moves = any(situation.seconds_since(at) < 0 for at, _ in document.spent)  # by a clock that was ahead
-    # The former owner of a queue that was granted by force has meanwhile obeyed a later document, or ended.
+    future_moves = any(situation.seconds_since(at) < 0 for at, _ in document.spent)  # from a clock that was ahead
+    # A forced grant is resolved once the queue has one consumer again (`HolderProofs.is_forced_grant_resolved`).
     has_resolved_grant = situation.proofs.unresolved_grants != document.forced
     is_outdated = entries_differ or new_settings or future_moves or has_resolved_grant or document.strategy != strategy
     return is_outdated or _has_outdated_incarnations(situation)
@@ -156,7 +162,7 @@ def _has_outdated_incarnations(situation: Situation) -> bool:
     should_name_incarnations = situation.incarnations_since > 0  # in the next document
     if names_incarnations != should_name_incarnations:
         return True
-    return any(incarnations.has_inherited_share(situation.document, pod) for pod in situation.snapshot.pods)
+    return any(incarnations.has_outdated_share(situation.document, pod) for pod in situation.snapshot.pods)
 
 
 def _seconds_until_informational_write(situation: Situation) -> float:
@@ -171,8 +177,8 @@ def _broadcasting_plan(situation: Situation) -> Plan:
     everyone = tuple(sorted(situation.queues))
     if situation.subscribed.missing_metadata and current.everyone is not None:  # without metadata, keep the queues
         everyone = current.everyone
-    may_write_details = _seconds_until_informational_write(situation) <= 0
-    needs_write = current.everyone != everyone or (may_write_details and _has_outdated_fields(situation, strategy=""))
+    may_write_fields = _seconds_until_informational_write(situation) <= 0
+    needs_write = current.everyone != everyone or (may_write_fields and _has_outdated_fields(situation, strategy=""))
     if not needs_write:
         return _build_plan(situation, Draft(), document=None)
     entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
@@ -199,25 +205,25 @@ def _clustering_document(situation: Situation) -> Assignment:
 
 
 def _build_plan(situation: Situation, draft: Draft, document: Assignment | None, *, is_complete: bool = True) -> Plan:
-    """Build the plan around a draft. `is_complete`: report all problems, also queues without an owner."""
+    """Build the plan around a draft. `is_complete`: look for all problems, also for queues without an owner."""
     snapshot = situation.snapshot
     data, too_large = _encode_document(document)
     if too_large:
         draft = Draft(hold=draft.hold, problem=too_large)
         document = None
-    assignment = document or situation.document  # that members are to obey from now on
+    assignment = document or situation.document  # the one that members are to obey from now on
     settings = _settings_to_obey(snapshot, document)
+    # *Behind*: pods that have not yet applied the assignment or the settings.
     behind = pokes.pods_behind(snapshot.pods, assignment, snapshot.deleted_uids, settings)
     behind_only_in_settings = pokes.pods_behind_only_in_settings(behind, assignment, snapshot.deleted_uids)
-    due = pokes.due_pokes(behind, assignment)
+    new_pokes = pokes.due_pokes(behind, assignment)
     behind_in_assignment = [pod for pod in behind if pod.name not in behind_only_in_settings]
-    leaving = _leaving_pods(situation)
     without_owner = situation.unowned_queues(assignment)
     unmanaged = unmanaged_queues(situation).intersection(without_owner) if without_owner else frozenset()
-    unowned = len(without_owner) - len(unmanaged)
+    unowned = len(without_owner) - len(unmanaged)  # a queue of an unmanaged consumer is no problem
     findings = problems.find_problems(situation, draft, unowned if is_complete else 0)
     outdated = problems.members_with_old_settings(situation, settings)
-    settings_age = 0.0 if document and snapshot.settings != snapshot.desired_settings else snapshot.settings_age
+    settings_age = _settings_age(snapshot, document)
     if late := problems.find_late_members(situation, outdated, settings_age):
         findings.append(late)
         outdated = []  # reported as a problem, no longer as progress
@@ -239,14 +245,14 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
     awaited = _members_to_poll(situation, assignment, behind_in_assignment, settings)
     journal = document_records(situation, draft, document) if document else ()
     limits = _time_limits(situation, draft, assignment, findings)
-    # With a new document and no awaited report, none will enqueue the group: plan again from that document.
+    # If no report is awaited, none enqueues the group after this write: plan again at once, from the new document.
     is_due_now = document is not None and not awaited
     return Plan(
         document=document,
         config_map_data=data,
-        pokes=due,
-        settings_only_pokes=behind_only_in_settings & due.keys(),
-        members_to_drain=tuple(pod.holder for pod in leaving if not pod.drains_for_good),
+        pokes=new_pokes,
+        settings_only_pokes=behind_only_in_settings & new_pokes.keys(),
+        members_to_drain=tuple(pod.holder for pod in _leaving_pods(situation) if not pod.drains_for_good),
         members_to_poll=awaited,
         verify_ended=_holders_to_verify(situation, assignment),
         status=published,
@@ -256,7 +262,7 @@ def _build_plan(situation: Situation, draft: Draft, document: Assignment | None,
         unmanaged_queues=unmanaged,
         hold=Finding(draft.hold.reason, draft.hold.message) if draft.hold else None,
         problems=tuple(findings),
-        requeue_after=0.0 if is_due_now else _requeue_seconds(situation, limits, behind, due),
+        requeue_after=0.0 if is_due_now else _requeue_seconds(situation, limits, behind, new_pokes),
     )
 
 
@@ -266,12 +272,17 @@ def _settings_to_obey(snapshot: Snapshot, document: Assignment | None) -> str:
     return settings_digest(text) if text else ""
 
 
+def _settings_age(snapshot: Snapshot, document: Assignment | None) -> float:
+    """Return how long ago the settings were written; 0 if new ones are written now, so that no member is late yet."""
+    return 0.0 if document and snapshot.settings != snapshot.desired_settings else snapshot.settings_age
+
+
 def _requeue_seconds(
-    situation: Situation, limits: Iterable[float], behind: Sequence[PodSnapshot], due: Mapping[str, Poke]
+    situation: Situation, limits: Iterable[float], behind: Sequence[PodSnapshot], new_pokes: Mapping[str, Poke]
 ) -> float:
     """Return after how many seconds to plan again if nothing changes: at the next time limit, poke or resync."""
     coming = [seconds for seconds in limits if seconds > 0]
-    return min(situation.policy.triggers.resync, pokes.seconds_until_next_poke(behind, due), *coming)
+    return min(situation.policy.triggers.resync, pokes.seconds_until_next_poke(behind, new_pokes), *coming)
 
 
 def _count_moving(situation: Situation, assignment: Assignment, behind_in_assignment: Sequence[PodSnapshot]) -> int:
@@ -283,7 +294,7 @@ def _count_moving(situation: Situation, assignment: Assignment, behind_in_assign
 
 
 def _leaving_pods(situation: Situation) -> list[PodSnapshot]:
-    """Return the terminating pods that have not ended; pods that only report a final drain are LEAVING as well."""
+    """Return the terminating pods that have not ended. LEAVING also has pods that drain for good without a deletion."""
     return [pod for pod in situation.pods_in_state(MemberState.LEAVING) if pod.terminating]
 
 
@@ -299,14 +310,14 @@ def _members_to_poll(
 ) -> frozenset[str]:
     """Return the names of the pods to poll because their next report could change the plan.
 
-    A policy change can alter the settings of a thousand groups at once: of the members that lag behind only in
-    settings, poll the ones already poked.
+    A policy change can alter the settings of a thousand groups at once. So of the members that only use old settings,
+    just those that were already poked are polled.
     """
     pods = situation.snapshot.pods
-    missed = set().union(*(pod.cut_off_brokers for pod in pods if not pod.ended))
+    missed_brokers = set().union(*(pod.cut_off_brokers for pod in pods if not pod.ended))
     # Brokers that some pods reach and others do not. Poll all pods that name such a broker: it may have failed or
     # recovered for all of them, and only some reports are new enough to show it.
-    contested = missed & brokers_reached_by(pods) if missed else set()
+    contested = missed_brokers & brokers_reached_by(pods) if missed_brokers else set()
 
     def may_change_plan(pod: PodSnapshot) -> bool:
         is_state_temporary = situation.member_states[pod.name] is not MemberState.READY
@@ -342,12 +353,12 @@ def _holders_to_verify(situation: Situation, assignment: Assignment) -> tuple[Ho
 def _time_limits(
     situation: Situation, draft: Draft, current: Assignment, findings: Sequence[Finding]
 ) -> Iterator[float]:
-    """Yield the seconds after which time alone may change the plan; the limits that are not positive have passed."""
+    """Yield the seconds after which time alone may change the plan; a value of 0 or less is no limit, or has passed."""
     handover = situation.policy.handover
     grace = situation.policy.triggers.unready_grace
-    yield problems.start_seconds_left(situation)
-    yield conditions.stall_seconds_left(situation, findings)
-    yield from situation.transition_seconds_left.values()
+    yield problems.start_seconds_left(situation)  # a new group still has no member: NoMembers
+    yield conditions.stall_seconds_left(situation, findings)  # a problem has lasted for long: Stalled
+    yield from situation.transition_seconds_left.values()  # members that join or leave are no longer waited for
     yield (draft.hold and draft.hold.seconds_left) or 0.0
     if current is situation.snapshot.document:  # nothing is written now: an informational change may have to wait
         yield _seconds_until_informational_write(situation)
@@ -357,7 +368,7 @@ def _time_limits(
             yield handover.lost_after - pod.unreachable_for
         for seconds in pod.cut_off_brokers.values():
             yield grace - seconds
-        yield incarnations.pause_seconds_left(pod, current)
+        yield incarnations.pause_seconds_left(pod, current)  # a restarted member may have queues again
     for view in filter(None, situation.snapshot.views.values()):
         yield SHRINK_PATIENCE_SECONDS - view.stable_for
     for release in current.releasing.values():

@@ -1,4 +1,7 @@
-"""Budget of voluntary moves: at most `maxMoves` in a sliding window of `per` seconds; the document records them."""
+"""Budget of voluntary moves: at most `maxMoves` in a sliding window of `per` seconds.
+
+A move is voluntary if only the policy wants it. The document records their times and numbers (`Assignment.spent`).
+"""
 
 from typing import NamedTuple
 
@@ -13,7 +16,7 @@ class BudgetLeft(NamedTuple):
 
 
 def budget_left(situation: Situation) -> BudgetLeft:
-    """Return the policy's remaining budget; a move is refilled when it leaves the window."""
+    """Return the policy's remaining budget; a move no longer counts once it has left the window."""
     budget = situation.policy.budget
     if budget is None:
         return BudgetLeft(moves=None, refill_seconds=0.0)
@@ -29,8 +32,8 @@ def budget_left(situation: Situation) -> BudgetLeft:
 
 
 def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str, int], ...]:
-    """Return the spent moves for the next document: those in the window, and the present ones."""
-    if situation.snapshot.policy is None:  # its budget is not known, so keep all moves
+    """Return `spent` for the next document: the moves in the window, and those that this document makes."""
+    if situation.snapshot.policy is None:  # the policy is missing or invalid, its budget unknown: keep all moves
         return situation.document.spent
     spent = _moves_in_window(situation)
     if situation.policy.budget and voluntary_moves:

@@ -1,4 +1,4 @@
-"""Explanations of queue ownership in a live group."""
+"""Explanations of queue ownership in a live group, for the operator's page and API: one sentence for each queue."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Explanation(NamedTuple):
 
 
 def explain_queues(situation: Situation, requested: Sequence[Queue]) -> list[Explanation]:
-    """Explain these queues, or one queue of each member if none is requested; an unknown queue is a ValueError."""
+    """Explain these queues, or one queue of each member if none is requested; raise ValueError for an unknown queue."""
     queues = list(requested) or _example_queues(situation)
     explainable = _explainable_queues(situation)
     for queue in queues:
@@ -112,7 +112,7 @@ def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Que
     obstacle = desired.problem.message if desired.problem else ""
     if not desired.problem and situation.snapshot.policy is None and not situation.snapshot.unmanaged_consumers:
         obstacle = "the policy is missing or invalid, so the present assignment stays in force"
-    if obstacle:  # no strategy determines the owners at present
+    if obstacle:  # at present no strategy determines the owners
         return {queue: f"{queue} stays with {situation.owners[queue].name}: {obstacle}" for queue in queues}
     if situation.snapshot.unmanaged_consumers:
         return _reasons_with_unmanaged(situation, queues)
@@ -120,7 +120,7 @@ def _strategy_reasons(situation: Situation, queues: Sequence[Queue]) -> dict[Que
 
 
 def _reasons_with_unmanaged(situation: Situation, queues: Sequence[Queue]) -> dict[Queue, str]:
-    """Explain the strategy of unmanaged consumers: it runs over client ids, which members' names then replace."""
+    """Explain owners by the strategy of unmanaged consumers: it runs over client ids; replace these by names."""
     ids = situation.client_ids
     unmanaged = distinct_client_ids(situation.snapshot.unmanaged_consumers or ())
     names_by_client = dict(zip(ids.values(), ids, strict=True))

@@ -1,7 +1,8 @@
-"""Draft of the next document: desired owner, proof about the holder, and resulting act for each queue.
+"""Draft of the next document: for each queue the desired owner, the proof about its holder, and the resulting act.
 
 A handover usually takes two documents: the first revokes the queue, which is then in `releasing`; a later one grants
-it, once there is a proof that the holder no longer consumes it. Gates and the budget hold back voluntary revokes only.
+it, once there is a proof that the holder no longer consumes it. A revoke is voluntary if the holder could keep the
+queue and only the policy wants to move it: gates and the budget hold back voluntary revokes only.
 """
 
 from array import array
@@ -26,10 +27,8 @@ from rota.strategies.arrays import Owners, current_owners, no_owners
 
 STRATEGY_FAILED_SUFFIX = "; every queue stays with its owner until that is corrected"
 RELEASE_MARGIN_SECONDS = 5.0  # beyond drainTimeout: until the pod sees the document, and its report is read
-CHURNING_STRATEGIES = (
-    "Averagely",
-    "AveragelyByCircle",
-)  # place queues anywhere, so a rollout may suspend them; many moves when members change
+# They move many queues when members change, and any member may own any queue: a rollout may suspend them.
+CHURNING_STRATEGIES = ("Averagely", "AveragelyByCircle")
 
 
 class Decision(NamedTuple):
@@ -41,12 +40,12 @@ class Decision(NamedTuple):
     desired_change: DesiredChange
     holder: Holder | None
     next_owner: Holder | None
-    is_voluntary: bool = False  # the holder could keep it, only the policy wants the move: a gate may postpone that
+    is_voluntary: bool = False  # the holder could keep the queue; a gate may postpone the move
     act: Act = Act.WAIT
 
     @property
     def awaits_release(self) -> bool:
-        """Whether the holder still has to release the queue, which does not return to it."""
+        """Whether the queue waits for its holder's release, and is to go to another member or to none."""
         is_unproven = self.state is OwnershipState.RELEASING and self.proof is Proof.NONE
         return is_unproven and self.desired_change is not DesiredChange.STAY
 
@@ -55,10 +54,10 @@ class Decision(NamedTuple):
 class Draft:
     """The changes of the next document."""
 
-    decisions: Sequence[Decision] = ()  # queues that simply stay with their owner have none
+    decisions: Sequence[Decision] = ()  # none about queues that simply stay with their owner
     hold: gates.Hold | None = None
     problem: Finding | None = None
-    strategy: str = ""
+    strategy: str = ""  # the one that the document names
 
     def with_acts(self, *acts: Act) -> list[Decision]:
         """Return the decisions with these acts."""
@@ -66,7 +65,7 @@ class Draft:
 
     @property
     def voluntary_moves(self) -> int:
-        """How many voluntary moves the draft makes, which a budget counts; postponed ones have the act KEEP."""
+        """The number of voluntary moves in this draft, which the budget counts; a postponed move has the act KEEP."""
         return sum(decision.is_voluntary and decision.act is not Act.KEEP for decision in self.decisions)
 
 
@@ -74,8 +73,8 @@ class DesiredOwners(NamedTuple):
     """The desired owners, the strategy that chose them, and that strategy's problem."""
 
     strategy: str
-    roster: Roster | None = None  # None: without members or queues, no owner is desired
-    owners: Owners = no_owners(0)
+    roster: Roster | None = None  # None: there are no members or no queues, or the roster is invalid
+    owners: Owners = no_owners(0)  # by index of a queue in the roster: a member's index, or NO_OWNER
     problem: Finding | None = None
 
 
@@ -97,13 +96,13 @@ def decide(situation: Situation) -> Draft:
 
 
 def _hold_back(situation: Situation, classified: Sequence[Decision]) -> tuple[set[Queue], gates.Hold | None]:
-    """Return the queues that may not move now, and why: a gate holds all voluntary moves, a budget some."""
+    """Return the queues that may not be revoked now, and why: a gate postpones all voluntary moves, a budget some."""
     draining: set[Queue] = set()
     voluntary: list[Decision] = []
     for decision in classified:
         if not decision.is_voluntary:
             continue
-        # A terminating pod sees no new document, so revokes are in vain: the operator asks its sidecar to drain
+        # Do not revoke queues of a terminating pod: it sees no new document. The operator asks its sidecar to drain
         # (`Plan.members_to_drain`), and the queues move once the report proves that they are released.
         if decision.holder and situation.proofs.evidence_of(decision.holder).terminating:
             draining.add(decision.queue)
@@ -126,8 +125,8 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
     generation = current.generation + 1
     at = situation.formatted_now
     releasing = dict(current.releasing)
-    new_owners: dict[Queue, Holder | None] = {}  # of the queues that do not stay with their owner
-    # Keep forced queues in the document: a later owner must know that the former holder may still consume the queue.
+    new_owners: dict[Queue, Holder | None] = {}  # of queues with another owner than before; None: no owner
+    # Keep forced grants in the document: a later owner must know that the former holder may still consume the queue.
     forced = dict(situation.proofs.unresolved_grants)
     for decision in draft.decisions:  # a REVOKE always has a holder, and RETURN, GRANT and FORCE a next owner
         queue = decision.queue
@@ -149,9 +148,9 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
         if act is Act.FORCE:
             forced[queue] = generation
     entries = record.member_entries(current, situation.snapshot, situation.counted_holders)
-    # While the barrier is above 0, queues without an owner in the document wait until each running pod has obeyed
-    # that generation or is lost (`unowned_proof`), and until no pod has them any more (`unrecorded_drains`). Without a
-    # barrier, neither is looked at: so it is kept until both conditions hold.
+    # A document with a barrier grants a queue without an owner only if two conditions hold: each running pod has obeyed
+    # the barrier's generation or is lost (`unowned_proof`), and no pod has the queue any more (`unrecorded_drains`).
+    # Without a barrier, neither is checked. So the barrier stays until both hold for all queues.
     needs_barrier = bool(situation.proofs.unrecorded_drains) or situation.proofs.unowned_proof is not Proof.RELEASED
     if not situation.incarnations_since:  # a member may not be able to read incarnations, so the document names none
         releasing = {queue: replace(release, incarnation=0) for queue, release in releasing.items()}
@@ -173,8 +172,8 @@ def next_document(situation: Situation, draft: Draft) -> Assignment:
 def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str, str]:
     """Return since when each topic is consumed.
 
-    With `startFrom` Latest, a member begins a queue without a committed offset at the messages of this time. If it
-    began at the queue's end instead, it would skip messages that were stored before it started.
+    With `startFrom` Latest, a member starts a queue without a committed offset at the messages of this time. At the
+    queue's end, it would skip messages that were stored after the group began and before the member started.
     """
     begun = situation.document.begun
     granted = {decision.queue.topic for decision in draft.with_acts(Act.GRANT, Act.FORCE)}
@@ -186,7 +185,14 @@ def _topic_start_times(situation: Situation, draft: Draft, at: str) -> dict[str,
 
 
 def compute_desired_owners(situation: Situation) -> DesiredOwners:
-    """Return the desired owner of each queue; without members or queues, no owner is desired."""
+    """Return the desired owner of each queue.
+
+    - Without members or queues, no owner is desired.
+    - With unmanaged consumers, Averagely shares the queues among them and the members.
+    - Without a valid policy, or if the strategy fails, only queues of members that left get another owner.
+    - In a rollout, the same holds for CHURNING_STRATEGIES, but queues without an owner get one, too.
+    - Otherwise the policy's strategy decides.
+    """
     chosen = situation.policy.strategy
     if not situation.counted_members or not situation.queues:
         return DesiredOwners(chosen)
@@ -200,8 +206,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
         if situation.snapshot.policy is None:
             return DesiredOwners(situation.document.strategy, roster, _keep_present_owners(situation, roster))
         if situation.transition_seconds_left and chosen in CHURNING_STRATEGIES and situation.owners:
-            # During a rollout, move only queues without a usable owner: these strategies would move many queues at each
-            # pod that leaves or joins. They are applied once, at the end.
+            # At each pod that leaves or joins, these strategies would move many queues. Apply them once, at the end.
             owners = _keep_present_owners(situation, roster, assign_unowned=True)
             return DesiredOwners(situation.document.strategy, roster, owners)
         return DesiredOwners(chosen, roster, compute_owners(situation.policy, roster, strategy_inputs_of(situation)))
@@ -212,7 +217,7 @@ def compute_desired_owners(situation: Situation) -> DesiredOwners:
 
 
 def unmanaged_queues(situation: Situation) -> frozenset[Queue]:
-    """Return the share of unmanaged consumers, which compute it as the operator does."""
+    """Return the queues of unmanaged consumers, which compute their share as the operator does."""
     if not situation.snapshot.unmanaged_consumers:
         return frozenset()
     if not situation.counted_members:
@@ -225,7 +230,7 @@ def unmanaged_queues(situation: Situation) -> frozenset[Queue]:
 
 
 def _keep_present_owners(situation: Situation, roster: Roster, *, assign_unowned: bool = False) -> Owners:
-    """Keep present owners; the least loaded members get queues of members that left, and unowned ones if asked to."""
+    """Keep owners; the least loaded members get the queues of members that left and, if asked to, unowned ones."""
     owners = STRATEGIES["Sticky"](roster).copy()
     present_owners = current_owners(roster)
     has_owner = present_owners != NO_OWNER
@@ -246,7 +251,7 @@ def strategy_inputs_of(situation: Situation) -> StrategyInputs:
 
 
 def _preferred_owners(situation: Situation, roster: Roster) -> "array[int]":
-    """Return present owners as the strategy sees them: a queue in transition already belongs to its next owner."""
+    """Return present owners as the strategy sees them: a queue being released already belongs to its next owner."""
     holders = situation.holders_by_member
     preferred = dict(situation.owners)
     for queue, release in situation.document.releasing.items():
@@ -256,7 +261,10 @@ def _preferred_owners(situation: Situation, roster: Roster) -> "array[int]":
 
 
 def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queue, Holder | None]:
-    """Return the queues that need a decision, and their desired owners; array operations skip the many that stay."""
+    """Return the queues that need a decision, with their desired owners (None: no owner).
+
+    Array operations leave out the queues that stay with their owner: nearly all of them in a usual plan.
+    """
     releasing = situation.document.releasing
     if desired.roster is None:
         return dict.fromkeys(situation.subscribed.unsubscribed)
@@ -270,8 +278,8 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
         next_owner = members[desired.owners[index]]
         if next_owner or queue in situation.owners:  # nothing happens to a queue that has no owner and gets none
             undecided[queue] = next_owner
-    # These need a decision even if their owner is to stay the same: they may return to it, or be granted to its next
-    # process.
+    # A queue in release may return to its holder, and a queue of a restarted member be granted to the member's next
+    # process: both need a decision even if their owner is to stay the same.
     pending = [*releasing, *_queues_of_restarted(situation)]
     indexes = {queue: index for index, queue in enumerate(queues)} if pending else {}
     for queue in pending:
@@ -281,13 +289,13 @@ def _undecided_queues(situation: Situation, desired: DesiredOwners) -> dict[Queu
 
 
 def _queues_of_restarted(situation: Situation) -> Iterator[Queue]:
-    """Yield the queues of counted members that restarted.
+    """Yield the queues of counted members whose sidecar has restarted, and has not inherited them.
 
-    Not those of a process that has inherited them: it already consumes them, since no operator polled it for long.
+    A process that no operator has polled for long inherits the queues of the earlier process: it already consumes them.
     """
     document = situation.document
     for pod in situation.counted_pods:
-        if incarnations.has_restarted(document, pod) and not incarnations.has_inherited(document, pod):
+        if incarnations.has_restarted(document, pod) and not incarnations.consumes_inherited_queues(document, pod):
             yield from document.members[pod.name].queues
 
 
@@ -308,11 +316,11 @@ def _classify_queue(situation: Situation, queue: Queue, next_owner: Holder | Non
         evidence = situation.proofs.evidence_of_owner(owner)
         proven = find_proof(queue, owner, None, evidence, situation.policy.handover)
         change = _desired_change(owner, next_owner)
-        # A queue that no member gets may stay with its owner for a while, unless the group no longer consumes the queue
-        # or unmanaged consumers get it.
+        # A queue that no member is to get may stay with its owner for a while, unless the group no longer consumes it
+        # or an unmanaged consumer gets it.
         may_keep = change is DesiredChange.MOVE or queue in situation.subscribed.postponable
-        # With a proof, the queue counts as without a consumer, so no gate may delay it. If the change is STAY, there is
-        # always a proof: an owned queue that stays is decided on only after its owner's restart.
+        # With a proof, the queue counts as without a consumer, so no gate may delay its grant. STAY always has a proof:
+        # of the owned queues that stay, only those of a restarted owner need a decision.
         is_voluntary = proven is Proof.NONE and may_keep
         return Decision(queue, OwnershipState.OWNED, proven, change, owner, next_owner, is_voluntary=is_voluntary)
     proven = situation.proofs.unowned_proof_of(queue)
@@ -349,9 +357,9 @@ def _gate_facts(situation: Situation, decisions: Sequence[Decision], moves: int)
 
 
 def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> list[Decision]:
-    """Sort moves by how few queues the next owner has: a budget may allow only the first ones.
+    """Sort moves by the number of queues that the next owner has: a budget may allow only the first moves.
 
-    A queue that no member gets comes first, as one for a member without queues. Equal moves keep their order.
+    A queue that no member gets sorts like one for a member without queues. Equal moves keep their order.
     """
     if not voluntary:
         return []
@@ -362,9 +370,9 @@ def _sort_by_owner_load(situation: Situation, voluntary: Sequence[Decision]) -> 
 def _shares(
     situation: Situation, entries: Mapping[str, str], new_owners: Mapping[Queue, Holder | None]
 ) -> dict[str, Share]:
-    """Return the shares of all entries, and of ended members (these have no entry) that still own queues.
+    """Return the next document's shares: of all entries, and of ended members without an entry that still own queues.
 
-    A share that does not change stays the same object.
+    An unchanged share stays the same object: `Situation.unowned_queues` compares shares by identity.
     """
     losers = {situation.owners[queue].name for queue in new_owners if queue in situation.owners}
     gains: defaultdict[Holder, list[Queue]] = defaultdict(list)

@@ -1,4 +1,8 @@
-"""Pokes of pods: the kubelet shows a changed document late unless an annotation of the pod changes too."""
+"""Pokes: which pods get a changed annotation, so that their kubelets show a new document at once, not within a minute.
+
+A pod is *behind* while it has not applied the newest document or settings. It is poked once for each generation, and
+again with growing pauses.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,11 +18,16 @@ MAX_POKE_INTERVAL_SECONDS = 30.0  # between two pokes of a pod that does not obe
 def pods_behind(
     pods: Sequence[PodSnapshot], document: Assignment, deleted_uids: frozenset[str], settings: str = ""
 ) -> list[PodSnapshot]:
-    """Return the pods that have yet to apply a change of the document or of the settings (given as digest).
+    """Return the pods that have yet to apply the document or the settings (`settings` is their digest).
 
-    A pod that obeys the document's generation has read its settings, too. An older generation is enough if no revoke,
-    barrier or restart requires a later one, the settings are the same, and the pod consumes just its queues.
+    A pod that obeys the document's generation is not behind: it has read the settings, too. Nor is a pod that obeys an
+    older generation, if all of this holds:
+
+    - no revoke, barrier or restart requires a later generation of it;
+    - it uses these settings;
+    - it consumes exactly the queues that the document gives it.
     """
+    # By holder: the last generation that revoked a queue from it.
     revoked_in: dict[Holder, int] = {}
     for release in document.releasing.values():
         revoked_in[release.holder] = max(revoked_in.get(release.holder, 0), release.since)
@@ -27,7 +36,7 @@ def pods_behind(
         has_ended = pod.ended or pod.uid in deleted_uids
         if has_ended or not (pod.started or pod.ready) or pod.generation >= document.generation:
             return False
-        # A restarted pod must obey a document with incarnations: that proves the end of its earlier process.
+        # A restarted pod must obey a document with incarnations: this proves that its earlier process has ended.
         after_restart = document.incarnations_since if incarnations.has_restarted(document, pod) else 0
         required_generation = max(revoked_in.get(pod.holder, 0), document.barrier, after_restart)
         if pod.generation < required_generation or has_other_settings(pod, settings):
@@ -40,18 +49,21 @@ def pods_behind(
 def pods_behind_only_in_settings(
     pods: Sequence[PodSnapshot], document: Assignment, deleted_uids: frozenset[str]
 ) -> frozenset[str]:
-    """Return which of these pods, all of them behind, are so only in settings: their pokes are not urgent."""
+    """Return which of these pods, which are behind, have applied the document: their pokes are not urgent."""
     return names_of(pods) - names_of(pods_behind(pods, document, deleted_uids))
 
 
 def has_other_settings(pod: PodSnapshot, settings: str) -> bool:
-    """Whether a member reports other settings than these; members of earlier versions may report none."""
+    """Whether a member reports other settings than these (a digest); members of earlier versions may report none."""
     reported = pod.report.settings if pod.report else ""
     return bool(settings and reported and reported != settings)
 
 
 def due_pokes(pods: Sequence[PodSnapshot], document: Assignment) -> dict[str, Poke]:
-    """Return the pokes that are due now; a terminating pod sees no new document, so it gets none."""
+    """Return the pokes to send now to these pods, which are behind.
+
+    A terminating pod gets none, since it sees no new document.
+    """
     pokes = {}
     for pod in pods:
         if pod.terminating:
@@ -69,7 +81,7 @@ def seconds_until_next_poke(pods: Sequence[PodSnapshot], new_pokes: Mapping[str,
     for pod in pods:
         new_poke = new_pokes.get(pod.name)
         seconds = _poke_interval(new_poke) if new_poke else _poke_interval(pod.poke) - pod.poked_for
-        if seconds > 0:  # otherwise a poke is due and not among the new ones: the pod terminates, so it gets none
+        if seconds > 0:  # otherwise the pod is terminating: its poke is due, but it gets none
             earliest = min(earliest, seconds)
     return earliest
 

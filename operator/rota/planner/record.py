@@ -1,9 +1,12 @@
 """The stored assignment: whether it can be trusted, and how it is rebuilt if it cannot.
 
-A missing or damaged assignment is replaced at once by a *recovery generation*. Its number is above every generation
-seen anywhere, and not below the time in seconds, so also above generations that no pod reports. Its owners are those in
-the reports, and its `barrier` is its own number. A silent pod may consume queues that no report names, so queues
-without an owner are granted only when every pod is past the barrier, has ended, or is lost.
+A missing or damaged assignment is replaced at once by a *recovery generation*:
+
+- Its number is above every generation seen anywhere, and at least the present time in seconds since 1970: so it is also
+  above generations that no pod reports.
+- Its owners are those in the reports.
+- Its `barrier` is its own number. A silent pod may consume queues that no report names, so queues without an owner are
+  granted only when every pod has obeyed the barrier's generation, has ended, or is lost.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +19,8 @@ from rota.planner.snapshot import PodSnapshot, Snapshot
 from rota.spec import Handover, PolicySpec
 from rota.timestamps import format_time, parse_time
 
-UNKNOWN_SPENT_MOVES = 1_000_000  # counted as spent if the budget is not known
-MAX_PLAUSIBLE_GENERATION = 2**52  # the highest generation that is accepted: its successors can still be read
+UNKNOWN_SPENT_MOVES = 1_000_000  # moves counted as spent if the policy's budget is not known: more than any budget
+MAX_PLAUSIBLE_GENERATION = 2**52  # higher ones are ignored: half of `documents.MAX_GENERATION`, so others can follow
 
 
 def seconds_since(at: str, now: float) -> float:
@@ -32,7 +35,7 @@ def find_damage(snapshot: Snapshot) -> str:
     highest_seen = highest_generation(snapshot)
     if snapshot.damage:
         return snapshot.damage
-    if document is None:
+    if document is None:  # missing, unless the group is new
         is_missing = highest_seen or any(map(_may_obey_lost_document, snapshot.running_pods))
         return "The assignment is missing although the group has pods" if is_missing else ""
     if document.group != snapshot.group:
@@ -52,7 +55,7 @@ def highest_generation(snapshot: Snapshot) -> int:
 
 
 def plausible_generation(generation: object) -> int:
-    """Return a generation if a document can have had it, otherwise 0: a status edited by hand may hold anything."""
+    """Return a generation if a document can have had it, otherwise 0: users can write anything into a status."""
     return generation if isinstance(generation, int) and 0 <= generation <= MAX_PLAUSIBLE_GENERATION else 0
 
 
@@ -61,12 +64,13 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     spent_moves = _moves_assumed_spent(snapshot.policy)
     last_generation = snapshot.document.generation if snapshot.document else 0
     generation = max(highest_generation(snapshot) + 1, last_generation + 1, int(now))
-    # As if this generation followed one without incarnations: if its shares may name some, they do from here on.
+    # An invented predecessor without incarnations: `since` is this generation if its shares may name incarnations.
     previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")
     since = incarnations.incarnations_since(snapshot, previous)
     shares: dict[str, Share] = {}
     claimed: set[Queue] = set()
-    # If two pods hold a queue, the pod with the later generation keeps it; of the same generation, the first by name.
+    # If two pods report a queue, the one that obeys the later generation keeps it; if they obey the same, the first by
+    # name.
     ended = snapshot.ended_uids
     for pod in sorted(snapshot.pods, key=lambda pod: (-pod.generation, pod.name)):
         if pod.uid not in ended:
@@ -88,7 +92,7 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
 
 def _moves_assumed_spent(policy: PolicySpec | None) -> int:
     """Return the moves to count as spent when past moves are not known: the whole budget; none without a budget."""
-    if policy is None:  # its budget is not known
+    if policy is None:  # missing or invalid: its budget is not known
         return UNKNOWN_SPENT_MOVES
     return policy.budget.max_moves if policy.budget else 0
 
@@ -103,7 +107,9 @@ def _start_times(snapshot: Snapshot, now: float) -> dict[str, str]:
 def barrier_proof(document: Assignment, pods: Sequence[PodSnapshot], rules: Handover, now: float) -> Proof:
     """Return the proof that no pod consumes a queue without an owner in the document.
 
-    RELEASED: every running pod has obeyed the barrier. LOST: every other pod is lost. NONE: some pod is neither.
+    - RELEASED: every running pod has obeyed the barrier's generation.
+    - LOST: every pod that has not obeyed it is lost.
+    - NONE: some pod has not obeyed it, and is not lost.
     """
     since = seconds_since(document.issued_at, now)
     proof = Proof.RELEASED
@@ -116,7 +122,7 @@ def barrier_proof(document: Assignment, pods: Sequence[PodSnapshot], rules: Hand
 
 
 def owners_of(document: Assignment) -> dict[Queue, Holder]:
-    """Return the present owner of each queue."""
+    """Return the owner of each queue in the document; queues being released have none."""
     owners_by_queue: dict[Queue, Holder] = {}
     for name, share in document.members.items():
         holder = Holder(name, share.uid)
@@ -131,12 +137,15 @@ def holders_of(document: Assignment) -> dict[Queue, Holder]:
 
 
 def member_entries(document: Assignment, snapshot: Snapshot, counted: Iterable[Holder]) -> dict[str, str]:
-    """Return name and uid of all members with an entry: counted members, and former ones until they have ended."""
+    """Return the members of the next document, with the uids of their pods.
+
+    These are the counted members, and those of the present document until their pods have ended.
+    """
     ended = snapshot.ended_uids
     remaining = {name: share.uid for name, share in document.members.items() if share.uid not in ended}
     return remaining | dict(counted)
 
 
 def _may_obey_lost_document(pod: PodSnapshot) -> bool:
-    """Whether a running pod may obey a document that was lost: it has not reported that it obeys none."""
+    """Whether a running pod may obey a document that was lost: unless it has reported that it obeys none."""
     return pod.report is None or pod.generation > 0

@@ -1,4 +1,7 @@
-"""Facts derived from a snapshot: counted members, queues, their owners, and the proofs about the owners."""
+"""Facts derived from a snapshot: counted members, queues, their owners, and the proofs about the owners.
+
+`rota.planner.plan` derives one `Situation` for each plan. All its steps read it, so each fact has one meaning.
+"""
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -15,8 +18,9 @@ from rota.planner.subscribed_queues import SubscribedQueues
 from rota.spec import Handover, PolicySpec, Seconds
 from rota.timestamps import format_time
 
-# Without a policy, the limit for silence is not known: with an infinite one, no member counts as lost too early.
-WITHOUT_POLICY = PolicySpec(handover=Handover(lost_after=Seconds("inf")))
+# Stands for a policy that is missing or invalid although the group names it. Its `lostAfter` is not known: with an
+# infinite one, no member counts as lost too early.
+UNKNOWN_POLICY = PolicySpec(handover=Handover(lost_after=Seconds("inf")))
 
 
 class Situation:
@@ -29,14 +33,15 @@ class Situation:
         self.member_states = member_states
         self.document = document
         self.now = now
-        self.policy = snapshot.policy or WITHOUT_POLICY
+        self.policy = snapshot.policy or UNKNOWN_POLICY
         self.pods = snapshot.pods_by_name
         self.formatted_now = format_time(now)  # as documents and the status spell it
-        self.counted_pods = [pod for pod in snapshot.pods if member_states[pod.name].is_counted]  # share the queues
+        # The pods that share the queues: Ready or Unready (`MemberState.is_counted`).
+        self.counted_pods = [pod for pod in snapshot.pods if member_states[pod.name].is_counted]
         self.holders_by_member = {pod.name: pod.holder for pod in self.counted_pods}
         self.counted_members = list(self.holders_by_member)
         self.counted_holders = list(self.holders_by_member.values())
-        # By name of each member that joins or leaves at this moment: for how many more seconds to wait for it.
+        # Members that are joining or leaving, by name, each with the seconds left to wait for it.
         self.transition_seconds_left = members_in_transition(snapshot.pods, member_states, self.policy)
         self.owners = record.owners_of(document)
         self.subscribed = SubscribedQueues(snapshot, document, self.owners)
@@ -62,15 +67,16 @@ class Situation:
 
     @cached_property
     def incarnations_since(self) -> int:
-        """The generation from which on shares name incarnations, for the next document."""
+        """The `incarnations_since` of the next document: 0 if its shares name no incarnations."""
         return incarnations.incarnations_since(self.snapshot, self.document)
 
     def incarnation_of(self, holder: Holder) -> int:
-        """Return the process of a pod that the next document names.
+        """Return the incarnation that the next document names as the owner of a pod's queues; 0: it names none.
 
-        The reporting process, if the member counts or this process has inherited the share; else the process that the
-        present document names, which may still hold queues; if it names none, the reporting one. 0 if shares name no
-        processes.
+        - The process that reported last, if the member is counted, or if this process has inherited the queues of an
+          earlier one (see `incarnations.py`).
+        - Otherwise the process that the present document names: it may still hold queues.
+        - If the document names none, the process that reported last.
         """
         if not self.incarnations_since:
             return 0
@@ -78,13 +84,15 @@ class Situation:
         share = self.document.share_of(holder)
         reporting = pod.incarnation if pod and pod.uid == holder.uid else 0
         recorded = share.incarnation if share else 0
-        if pod and reporting and (self.is_counted(pod.name) or incarnations.has_inherited(self.document, pod)):
+        if not (pod and reporting):
+            return recorded
+        if self.is_counted(pod.name) or incarnations.consumes_inherited_queues(self.document, pod):
             return reporting
         return recorded or reporting
 
     @cached_property
     def holder_names_by_state(self) -> dict[MemberState | None, list[str]]:
-        """The names of queues' holders by member state; None: the group has no such pod, and its end is not known."""
+        """The names of queues' holders by member state; None: the pod is absent, and not known to have ended."""
         ended_uids = self.snapshot.ended_uids
         names: dict[MemberState | None, list[str]] = {}
         for holder in sorted(self.document.queue_holders):
@@ -93,7 +101,7 @@ class Situation:
             if holder.uid in ended_uids:
                 state = MemberState.ENDED
             elif pod and state and state.is_counted and incarnations.has_restarted(self.document, pod):
-                state = MemberState.RESTARTING
+                state = MemberState.RESTARTING  # the pod is counted, but runs a later process than the holder
             names.setdefault(state, []).append(holder.name)
         return names
 
@@ -103,22 +111,23 @@ class Situation:
         return [holder for holder in self.counted_holders if owners.get(holder.name) != holder.uid]
 
     def unowned_queues(self, document: Assignment) -> list[Queue]:
-        """Return the queues that no member consumes: they have no owner, and are not being released.
+        """Return the queues that no member consumes and that are not being released, once `document` is in force.
 
-        On record, such a queue may still have an owner: a member that has ended, or that drains only for a while.
+        `document` may still name an owner of such a queue: a member that has ended, or that drains only for a while.
         """
         if document.is_broadcasting:  # every member consumes all queues
             return []
         unconsumed = frozenset[Queue]().union(*starmap(self._unconsumed_queues, document.members.items()))
-        # Only these can be without an owner: where both documents have the same share, its queues keep theirs.
-        changed = _changed_shares(self.document, document)
-        candidates = unconsumed.union(self.subscribed.unassigned, self.document.releasing, *changed)
-        owned = frozenset[Queue]().union(*_changed_shares(document, self.document)) - unconsumed
-        unowned = candidates.difference(owned, document.releasing)
+        # Queues of unchanged shares need no check: they keep their owners. `former`: the queues of changed shares in
+        # the stored document; `assigned`: those in `document`.
+        former = _queues_of_changed_shares(self.document, document)
+        assigned = _queues_of_changed_shares(document, self.document)
+        candidates = unconsumed.union(self.subscribed.unassigned, self.document.releasing, former)
+        unowned = candidates.difference(assigned - unconsumed, document.releasing)
         return [queue for queue in self.queues if queue in unowned] if unowned else []
 
     def _unconsumed_queues(self, name: str, share: Share) -> Collection[Queue]:
-        """Return the queues of a share that the owner does not consume: it has ended, or drains while it stays."""
+        """Return the queues of a share that its owner does not consume: it has ended, or drains only for a while."""
         if self._serves_share(name, share):
             return ()
         holder = Holder(name, share.uid)
@@ -132,7 +141,7 @@ class Situation:
         return frozenset(share.queues) - evidence.active_queues if drains_for_a_while else ()
 
     def _serves_share(self, name: str, share: Share) -> bool:
-        """Whether the process that owns a share serves, as most do: a shortcut past the evidence about it."""
+        """Whether the process that owns a share is known to serve, as most are: then no evidence has to be computed."""
         pod = self.pods.get(name)
         if pod is None or pod.uid != share.uid or pod.uid in self.snapshot.deleted_uids:
             return False
@@ -140,6 +149,10 @@ class Situation:
         return is_owner and (pod.report is None or pod.report.state == "serving")
 
 
-def _changed_shares(document: Assignment, other: Assignment) -> list[tuple[Queue, ...]]:
-    """Return the queues of each share that the other document does not have."""
-    return [share.queues for name, share in document.members.items() if share is not other.members.get(name)]
+def _queues_of_changed_shares(document: Assignment, other: Assignment) -> frozenset[Queue]:
+    """Return the queues of the shares that differ from the same member's share in `other`.
+
+    An unchanged share is the same object in both documents.
+    """
+    shares = [share.queues for name, share in document.members.items() if share is not other.members.get(name)]
+    return frozenset[Queue]().union(*shares)

@@ -1,4 +1,7 @@
-"""Input and output of the planner: the snapshot of a group, and the plan for it."""
+"""Input and output of the planner: the snapshot of a group, and the plan for it.
+
+`rota.kube` builds the snapshot and writes the plan; the pipeline's replays do the same with simulated groups.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -42,7 +45,7 @@ NO_POKE = Poke()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSnapshot:
-    """A pod of the group. Durations come from a monotonic clock; they may restart from 0, as with a new leader."""
+    """A pod of the group. Durations come from a monotonic clock; a new leader measures them again from 0."""
 
     name: str
     uid: str
@@ -53,16 +56,17 @@ class PodSnapshot:
     terminating: bool = False
     terminating_for: float = 0.0  # seconds since it was first seen terminating
     ended: bool = False  # Succeeded or Failed
-    stopped_for: float | None = None  # seconds since the sidecar process that reported last was found to have ended
+    # Seconds since the sidecar process that reported last was found to have ended; None: it was not.
+    stopped_for: float | None = None
     restarts: int = 0  # of its sidecar within the last ten minutes
     serving_for: float = math.inf  # seconds since the present process has both reported and been Ready
     obstacle: str = ""  # why its containers do not run, as Kubernetes reports it
-    room: str | None = None
+    room: str | None = None  # the machine room of its node; None: unknown
     client_id: str = ""
     decoded_report: DecodedReport | None = None  # its last report, if that names this pod's uid
     unreachable_for: float = 0.0  # seconds since its first unanswered request; 0: none
     rejected_for: float = 0.0  # seconds for which its responses have been ignored: unsigned or too large
-    # By broker that the pod cannot reach: for how many seconds only other pods have reached it; 0: none does.
+    # Brokers that the pod cannot reach, each with the seconds for which other pods have reached it; 0: no pod does.
     cut_off_brokers: Mapping[str, float] = field(default_factory=dict)
     poke: Poke = NO_POKE
     poked_for: float = 0.0  # seconds since the poke last changed
@@ -152,7 +156,7 @@ def brokers_reached_by(pods: Iterable[PodSnapshot]) -> frozenset[str]:
 
 
 class QueueView(NamedTuple):
-    """A broker's response: the queues of a topic, and for how many seconds the response has been the same."""
+    """A topic's route: its queues, and for how many seconds the route has been the same."""
 
     queues: tuple[Queue, ...]
     stable_for: float
@@ -167,12 +171,13 @@ class Snapshot:
     policy: PolicySpec | None = field(default_factory=PolicySpec)  # None: it is missing or invalid
     document: Assignment | None = None  # None: not written yet, missing or damaged
     damage: str = ""  # why the stored assignment cannot be trusted
-    settings: str = ""  # group.json as stored with the document
+    settings: str = ""  # the members' settings, group.json, as stored with the document
     settings_age: float = 0.0  # seconds since `settings` changed
     desired_settings: str = ""  # group.json as it should be
     refetched: bool = False  # pods and reports were read again after the assignment was found missing or damaged
     pods: tuple[PodSnapshot, ...] = ()  # all: a new leader lists them, and polls the running ones, before it plans
-    replaced_holders: frozenset[Holder] = frozenset()  # another pod has the name, and the end of this one is not known
+    # Holders whose name another pod has now, and which are not known to have ended.
+    replaced_holders: frozenset[Holder] = frozenset()
     deleted_uids: frozenset[str] = frozenset()  # uids known to be deleted or replaced: by an event or a consistent read
     views: Mapping[str, QueueView | None] = field(default_factory=dict)  # by topic, retry topics too; None: no response
     unmanaged_consumers: tuple[str, ...] | None = ()  # client ids, with duplicates; None: the broker did not respond
@@ -182,7 +187,8 @@ class Snapshot:
     problems: tuple[Finding, ...] = ()  # found while reading the state: a missing Secret, an unknown topic
     status: Mapping[str, Any] = field(default_factory=dict)  # as the last plan set it
     observed_generation: int = 0  # metadata.generation
-    rolling_out: bool | None = False  # its Deployment is; None: that was not applied for this metadata.generation yet
+    # Whether the group's Deployment is being rolled out; None: it was not applied for this metadata.generation yet.
+    rolling_out: bool | None = False
     max_schema: int = ASSIGNMENT_SCHEMA  # the highest document schema that may be written
 
     @property
@@ -261,7 +267,7 @@ class Plan:
     pokes: Mapping[str, Poke] = field(default_factory=dict)  # by pod
     members_to_drain: tuple[Holder, ...] = ()  # terminating members to ask for their final drain
     members_to_poll: frozenset[str] = frozenset()  # members to poll: the next plan depends on their reports
-    verify_ended: tuple[Holder, ...] = ()  # owners not among the pods: a consistent read decides whether they ended
+    verify_ended: tuple[Holder, ...] = ()  # holders not among the pods: a consistent read decides whether they ended
     refetch: bool = False  # the assignment is missing or damaged: read it, pods and reports again, then replan
     status: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
@@ -269,5 +275,5 @@ class Plan:
     member_states: Mapping[str, str] = field(default_factory=dict)  # the member state of each pod
     unmanaged_queues: frozenset[Queue] = frozenset()  # queues of unmanaged consumers
     hold: Finding | None = None  # why queues that the policy wants elsewhere do not move yet
-    problems: tuple[Finding, ...] = ()  # all of them, causes before consequences
+    problems: tuple[Finding, ...] = ()  # causes before consequences
     requeue_after: float = 20.0  # seconds until the next plan, if no event comes before

@@ -39,7 +39,7 @@ class SubscribedQueues:
     def unsubscribed(self) -> list[Queue]:
         """The queues in the assignment, owned or being released, that the group no longer consumes."""
         assigned_count = len(self.owners) + len(self.document.releasing)
-        if assigned_count + len(self.unassigned) == len(self.queues):  # both list a queue once: none is left over
+        if assigned_count + len(self.unassigned) == len(self.queues):  # then every assigned queue is in `queues`
             return []
         group_queues = frozenset(self.queues)
         return [queue for queue in (*self.owners, *self.document.releasing) if queue not in group_queues]
@@ -48,8 +48,8 @@ class SubscribedQueues:
     def postponable(self) -> frozenset[Queue]:
         """The queues whose revoke a gate may postpone even if the policy gives them to no member.
 
-        These are all queues that the group consumes. With unmanaged consumers there are none: a queue that no member
-        gets is theirs, and they consume it already.
+        All queues that the group consumes. But none with unmanaged consumers: a queue that no member gets is theirs,
+        and they consume it already.
         """
         return frozenset() if self.snapshot.unmanaged_consumers else frozenset(self.queues)
 
@@ -63,7 +63,10 @@ class SubscribedQueues:
 
     @cached_property
     def missing_metadata(self) -> list[str]:
-        """Topics without a route, the group's members if unknown: no queue may move. The retry topic is optional."""
+        """What brokers did not return: routes of topics (the retry topic is optional), or the group's consumers.
+
+        While something is missing, no queue may move.
+        """
         names = [f"topic {topic}" for topic in self._topics if self._is_metadata_missing(topic)]
         if self.snapshot.unmanaged_consumers is None:
             names.append("the group's members")

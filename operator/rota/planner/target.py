@@ -1,4 +1,8 @@
-"""Desired owners of queues: the policy's strategy, applied to a roster."""
+"""Desired owners of queues: the policy's strategy, applied to a roster.
+
+`moves.py` computes them for each plan; `rota plan` and the pipeline's synthetic histories use the same functions. A
+roster has sorted queues and members; owners are arrays with a member's index for each queue (`rota.model.Roster`).
+"""
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -26,8 +30,9 @@ class StrategyInputs(NamedTuple):
 
 
 def compute_owners(policy: PolicySpec, roster: Roster, inputs: StrategyInputs = StrategyInputs()) -> Owners:  # noqa: B008 - a value
-    """Return the owners that the policy's strategy wants; input that it cannot use is a ValueError."""
-    return prepared(policy.strategy, resolve_options(policy, roster, inputs))(roster)
+    """Return the owners that the policy's strategy wants; raise ValueError for input that it cannot use."""
+    strategy = prepared(policy.strategy, resolve_options(policy, roster, inputs))
+    return strategy(roster)
 
 
 def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids: Mapping[str, str]) -> Owners:
@@ -37,18 +42,20 @@ def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids:
     same, with the client ids of our members at the broker, is no queue read twice. A member that is not in `client_ids`
     has its name as client id.
     """
-    ours = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
-    all_clients = Roster.of(roster.queues, [*ours, *distinct_client_ids(unmanaged)])
-    own_indexes = [ours.get(client, NO_OWNER) for client in all_clients.members]
-    owners_among_all = prepared(UNMANAGED_POLICY.strategy)(all_clients)  # indexes of clients, members or not
-    return np.array(own_indexes, dtype=np.int32)[owners_among_all]
+    members_by_id = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
+    all_clients = Roster.of(roster.queues, [*members_by_id, *distinct_client_ids(unmanaged)])
+    averagely = prepared(UNMANAGED_POLICY.strategy)
+    client_by_queue = averagely(all_clients)  # indexes in `all_clients.members`
+    member_by_client = [members_by_id.get(client, NO_OWNER) for client in all_clients.members]
+    return np.array(member_by_client, dtype=np.int32)[client_by_queue]
 
 
 def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
-    """Yield client ids as distinct roster members: the reference client counts an id twice if brokers list it twice.
+    """Yield client ids as distinct roster members.
 
-    There, the first position of an id gets a share, and the shares of later positions have no owner. So a later
-    position gets a name here that sorts right behind the first one, and that no consumer has.
+    If brokers list an id twice, the reference client counts two clients. The first one gets a share; the queues of the
+    second one are consumed by nobody. To compute the same owners, a repeated id becomes a name of its own: the id and
+    a NUL, which sorts right after the id, and which no consumer has.
     """
     occurrences = Counter[str]()
     for client in ids:
@@ -57,7 +64,7 @@ def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
 
 
 def resolve_options(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) -> dict[str, Any]:
-    """Return a policy's options as the strategy takes them: with this roster's members and queues."""
+    """Return a policy's options in the form that its strategy takes, for this roster's members and queues."""
     configured = policy.options
     match policy.strategy:
         case "ByConfig" if configured.by_config:
@@ -86,7 +93,10 @@ def resolve_options(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) 
 
 
 def _max_moves(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) -> int | None:
-    """Return the limit of moves; while weights cannot be measured, one queue for each idle member."""
+    """Return how many queues Balanced may move; None: any number.
+
+    While weights cannot be measured, no move is known to help, except that each idle member gets a queue.
+    """
     budget = policy.budget.max_moves if policy.budget else None
     if inputs.queue_weights is not None:
         return budget
@@ -100,21 +110,22 @@ def _rooms_by_broker(brokers: Collection[BrokerRoom]) -> dict[str, str]:
 
 
 def _configured_queues(members: Collection[ConfiguredMember], roster: Roster) -> dict[str, list[Queue]]:
-    """Return the existing queues configured for each member; a configured range may be far wider."""
-    by_run = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
+    """Return each member's configured queues; ranges may also name queues that do not exist, which are left out."""
+    # A run has all queues of one topic on one broker.
+    by_topic_and_broker = {(run.topic, run.broker): roster.queues[run.start : run.stop] for run in roster.runs}
     configured: dict[str, list[Queue]] = {}
     for entry in members:
         if entry.index >= len(roster.members):  # the group has fewer members at present
             continue
         queues: list[Queue] = []
         for block in entry.queues:
-            queues += _queues_in_range(block, by_run.get((block.topic, block.broker), ()))
+            queues += _queues_in_range(block, by_topic_and_broker.get((block.topic, block.broker), ()))
         configured[roster.members[entry.index]] = queues
     return configured
 
 
 def _queues_in_range(block: QueueRange, queues: Sequence[Queue]) -> Iterator[Queue]:
-    """Yield the queues in a range; `queues` are neighbours, sorted by id."""
+    """Yield those of `queues` in a range; all are of one topic and broker, sorted by id."""
     for first, last in parse_spans(block.ids):
         start = bisect_left(queues, first, key=lambda queue: queue.id)
         yield from queues[start : bisect_right(queues, last, key=lambda queue: queue.id)]

@@ -1,4 +1,7 @@
-"""Evidence about the holders of queues, and proofs that no pod consumes the queues without an owner in the document."""
+"""Evidence about the holders of queues, and proofs that no pod consumes the queues without an owner in the document.
+
+`moves.py` grants a queue only with such a proof. `Situation.proofs` is this object.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +31,7 @@ class HolderProofs:
     def evidence_of(self, holder: Holder, incarnation: int = 0) -> HolderEvidence:
         """Return the evidence about process `incarnation` of a holder's pod; 0: about the process that runs.
 
-        A holder without a pod in the snapshot has ended only if its uid is in `deleted_uids`.
+        A holder whose pod is not in the snapshot has ended only if its uid is in `deleted_uids`.
         """
         evidence = self._evidence_cache.get((holder, incarnation))
         if evidence is None:  # cached, as it is needed for each queue of a holder
@@ -51,8 +54,10 @@ class HolderProofs:
     def unowned_proof(self) -> Proof:
         """The proof that no pod consumes a queue without an owner in the document.
 
-        There is none while the brokers' consumers are unknown. Nor, after an assignment was lost and rebuilt, while a
-        pod may still run and obey the lost one although another pod has its name.
+        There is no proof in two cases:
+
+        - The broker did not return the group's consumers: an unmanaged one may consume the queue.
+        - The assignment was lost and rebuilt, and a pod whose name another pod has now may still obey the lost one.
         """
         may_obey_lost_assignment = self.document.barrier and self.snapshot.replaced_holders
         if self.snapshot.unmanaged_consumers is None or may_obey_lost_assignment:
@@ -73,7 +78,8 @@ class HolderProofs:
             return {}
         proofs: dict[Queue, Proof] = {}
         named = {*self.owners, *self.document.releasing}
-        # The first rebuilt document revoked them. If this one is later, its pods count as lost later, which is safe.
+        # The first rebuilt document revoked these queues. The present one may be later: then pods count as lost later
+        # than necessary, which is safe.
         revoked_for = record.seconds_since(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
             if self.evidence_of(pod.holder).ended:
@@ -91,9 +97,9 @@ class HolderProofs:
         return {queue: forced[queue] for queue in forced if not self.is_forced_grant_resolved(queue, forced[queue])}
 
     def is_forced_grant_resolved(self, queue: Queue, generation: int) -> bool:
-        """Whether a queue that this generation granted by force has one consumer again, if any.
+        """Whether a queue that `generation` granted by force has at most one consumer again.
 
-        Each process that may run has obeyed that generation, and at most one, the new owner, reports the queue.
+        Every pod that may run has obeyed that generation, and at most one, the new owner, reports the queue.
         """
         if self._oldest_generation < generation:
             return False
@@ -101,7 +107,7 @@ class HolderProofs:
 
     @cached_property
     def _oldest_generation(self) -> int:
-        """The oldest generation that a pod may still obey; 0 while a member in the document has no pod, but may run."""
+        """The oldest generation that a pod may obey; 0 if a member's pod is absent and not known to have ended."""
         pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
         absent_holders = self.document.entry_holders.difference(pod.holder for pod in pods)
         if not all(self.evidence_of(holder).ended for holder in absent_holders):

@@ -1,10 +1,13 @@
 """Processes of a pod's sidecar: which one owns queues, and which have ended (docs/handover.md, *Restarts*).
 
-Each process has an incarnation, a number that grows with each restart in the pod. From generation `incarnations_since`
-on, a share (a member's part of the document) names the incarnation that owns its queues. A later process does not
-consume them, so a report of a later process proves that the named one has ended. If no operator polls it for
-RESUME_SECONDS (180 s, `member.py`), however, a later process inherits the share: it consumes the queues, and its
-reports prove nothing about the earlier process any more.
+Each process has an incarnation, a number that grows with each restart in the pod (`PodSnapshot.incarnation` is that of
+the process that reported last). `Assignment.incarnations_since` is the first generation whose shares (a member's part
+of the document) name the incarnation that owns their queues. A process with a higher number does not consume the
+queues of such a share, so its report proves that the named process has ended.
+
+Exception: if no operator has polled the later process for RESUME_SECONDS (180 s, `member.py`), it *inherits* the share.
+It consumes the queues, so that they have a consumer even without an operator. From then on, its reports prove nothing
+about the earlier process.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,27 +18,29 @@ from rota.handover import HolderEvidence
 from rota.model import Queue
 from rota.planner.snapshot import PodSnapshot, Snapshot, names_of
 
-# If a member is silent or rejected for longer, its report proves nothing: its next process may inherit the queues soon.
+# Once a pod has been silent, or its responses rejected (unsigned or too large), for this time, its last report proves
+# nothing: a later process may soon inherit the queues. This is far below RESUME_SECONDS.
 MAX_SILENCE_SECONDS = 20.0
 INCARNATIONS_SCHEMA = 2  # the document schema in which shares name incarnations
-RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)  # by number of restarts: until a member gets queues again
+# How long a member must serve after its first, second, third, and each later restart before it gets queues.
+RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)
 
 
 def incarnations_since(snapshot: Snapshot, document: Assignment) -> int:
-    """Return, for the next document, the first generation whose shares name incarnations; 0: its shares do not.
+    """Return `incarnations_since` for the next document; 0: its shares name no incarnations.
 
-    Shares begin to name them once every running pod has reported one, and every other holder of queues has ended. They
-    stop when a member cannot read them, or when documents of this schema may not be written.
+    Shares name incarnations once every running pod has reported its incarnation, and every other holder of queues has
+    ended. They no longer do if a running member cannot read such documents, or if this schema may not be written.
     """
     pods = snapshot.running_pods
     if snapshot.max_schema < INCARNATIONS_SCHEMA or not all(map(_may_read_incarnations, pods)):
         return 0
     if document.incarnations_since:
         return document.incarnations_since
-    identified = {pod.holder for pod in pods if pod.incarnation}
-    if not pods or len(identified) < len(pods):
+    holders_with_incarnation = {pod.holder for pod in pods if pod.incarnation}
+    if not pods or len(holders_with_incarnation) < len(pods):
         return 0
-    uids_of_others = {holder.uid for holder in document.queue_holders - identified}
+    uids_of_others = {holder.uid for holder in document.queue_holders - holders_with_incarnation}
     return document.generation + 1 if uids_of_others <= snapshot.ended_uids else 0
 
 
@@ -44,14 +49,22 @@ def _may_read_incarnations(pod: PodSnapshot) -> bool:
     return pod.report is None or pod.report.reads >= INCARNATIONS_SCHEMA
 
 
-def has_inherited(document: Assignment, pod: PodSnapshot) -> bool:
+def has_restarted(document: Assignment, pod: PodSnapshot) -> bool:
+    """Whether the document gives queues to an earlier process than the one that reported last."""
+    if pod.incarnation <= 1:  # its first process, or one without a number: no share names an earlier one
+        return False
+    share = _share_of(document, pod)
+    return bool(share.queues) and pod.is_successor_of(share.incarnation)
+
+
+def consumes_inherited_queues(document: Assignment, pod: PodSnapshot) -> bool:
     """Whether the process consumes or drains queues that the document leaves to an earlier process of the pod."""
     return not pod.active_queues.isdisjoint(_queues_of_earlier_processes(document, pod))
 
 
-def has_inherited_share(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the process has inherited queues of a share that names an earlier one; the next share names this one."""
-    return has_restarted(document, pod) and has_inherited(document, pod)
+def has_outdated_share(document: Assignment, pod: PodSnapshot) -> bool:
+    """Whether the pod's share names an earlier process, and the present one has inherited queues from it."""
+    return has_restarted(document, pod) and consumes_inherited_queues(document, pod)
 
 
 def _share_of(document: Assignment, pod: PodSnapshot) -> Share:
@@ -68,50 +81,47 @@ def _queues_of_earlier_processes(document: Assignment, pod: PodSnapshot) -> Coll
 
 
 def evidence_of(document: Assignment, pod: PodSnapshot, incarnation: int) -> HolderEvidence:
-    """Return the evidence about process `incarnation` of a pod; 0: about the process that runs.
+    """Return the pod's evidence as it applies to process `incarnation`; 0: to the process that runs.
 
-    A process counts as ended only if its pod has obeyed a document with incarnations (else a later process may still
-    obey an older document and consume its share), and if the report is fresh (else a later one may inherit the share).
+    `ended` is set once that process is proved to have ended. The report of another process is removed, unless this one
+    may consume inherited queues. A process is proved to have ended only if
+
+    - the pod has obeyed a document with incarnations: otherwise a later process may obey an older document, and consume
+      the share;
+    - and the last report is fresh: otherwise a later process may be about to inherit the share.
     """
     if not (incarnation and pod.incarnation):  # one of the two has no number to compare
         return pod.evidence
     has_obeyed = pod.generation >= document.incarnations_since > 0
     is_fresh = max(pod.unreachable_for, pod.rejected_for) < MAX_SILENCE_SECONDS
-    if pod.incarnation == incarnation:  # the process that reported last; it may have stopped since
+    if pod.incarnation == incarnation:  # it reported last; `stopped_for` is set once its container has ended
         # After a longer stop, the next process may have inherited its queues.
         has_just_stopped = pod.stopped_for is not None and pod.stopped_for < MAX_SILENCE_SECONDS
         has_ended = has_obeyed and is_fresh and has_just_stopped
         return replace(pod.evidence, ended=True) if has_ended else pod.evidence
-    is_later = pod.incarnation > incarnation  # the report is of a later process
-    may_resume = pod.report is not None and pod.report.may_resume  # and consume inherited queues
-    if is_later and (has_inherited(document, pod) or may_resume):
-        return pod.evidence
-    if is_later and has_obeyed and is_fresh:
-        return replace(pod.evidence, ended=True)
-    # The report is not of this process, so it says nothing about the queues of this process.
+    if pod.incarnation > incarnation:  # a later process reported last
+        # A later process that drains only for a while may have inherited the queues before, and consume them again.
+        may_resume = pod.report is not None and pod.report.may_resume
+        if consumes_inherited_queues(document, pod) or may_resume:
+            return pod.evidence
+        if has_obeyed and is_fresh:
+            return replace(pod.evidence, ended=True)
+    # The report is of another process, and says nothing about the queues of this one.
     return replace(pod.evidence, report=None, active_queues=frozenset())
 
 
 def lacks_incarnation(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the process could not store its number: then no document can give queues to it alone."""
+    """Whether the sidecar supports incarnations but could not store one: then no share can name its process."""
     if not document.incarnations_since or pod.report is None:
         return False
     return pod.report.reads >= INCARNATIONS_SCHEMA and not pod.incarnation
 
 
-def awaits_earlier_process(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the document gives queues to an earlier process of the pod, and its end is not proved yet."""
-    if not has_restarted(document, pod) or has_inherited(document, pod):
+def awaits_end_of_earlier_process(document: Assignment, pod: PodSnapshot) -> bool:
+    """Whether the document gives queues to an earlier process of the pod that is not proved to have ended."""
+    if not has_restarted(document, pod) or consumes_inherited_queues(document, pod):
         return False
     return not evidence_of(document, pod, document.members[pod.name].incarnation).ended
-
-
-def has_restarted(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the document gives queues to an earlier process than the one that reported last."""
-    if pod.incarnation <= 1:  # its first process, or one without a number: no share names an earlier one
-        return False
-    share = _share_of(document, pod)
-    return bool(share.queues) and pod.is_successor_of(share.incarnation)
 
 
 def assigned_queues(document: Assignment, pod: PodSnapshot) -> Collection[Queue]:
@@ -122,13 +132,14 @@ def assigned_queues(document: Assignment, pod: PodSnapshot) -> Collection[Queue]
     if document.everyone is not None:
         return document.everyone
     is_own_share = not share.incarnation or not pod.incarnation or share.incarnation == pod.incarnation
-    return share.queues if is_own_share or has_inherited(document, pod) else ()
+    return share.queues if is_own_share or consumes_inherited_queues(document, pod) else ()
 
 
 def stopped_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
     """Return the members whose process has ended; none if these are more than half of the pods.
 
-    Then the whole fleet may have been restarted, so each new process takes over its pod's queues.
+    If more than half have ended, the whole fleet was probably restarted: queues stay with their pods, whose next
+    processes take them over.
     """
     if not document.incarnations_since:
         return ()
@@ -139,7 +150,8 @@ def stopped_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collec
 def pausing_members(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
     """Return the members that restarted and have not served for long enough to get queues.
 
-    After a first restart, a member keeps its remaining queues; after later ones, only queues of its present process.
+    After its first restart, a member keeps the queues that it has in the document; after further restarts, only if its
+    share names its present process.
     """
     if not document.incarnations_since:
         return ()
@@ -160,7 +172,10 @@ def _restart_pause(pod: PodSnapshot, document: Assignment) -> float:
 
 
 def pause_seconds_left(pod: PodSnapshot, document: Assignment) -> float:
-    """Return the seconds until a member that restarted may have queues again; 0 also if that is not known."""
+    """Return the seconds until a member that restarted may have queues again.
+
+    0 also while the pod is not Ready or its process has stopped: the pause has not begun.
+    """
     if not document.incarnations_since or not pod.ready or pod.stopped_for is not None:
         return 0.0
     return max(_restart_pause(pod, document) - pod.serving_for, 0.0)

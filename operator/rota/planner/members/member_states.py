@@ -1,4 +1,4 @@
-"""Member states: which pods share the queues, and the state of each pod."""
+"""Member states: the state of each pod, which determines whether the pod shares the queues (*counts*)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
@@ -15,12 +15,12 @@ LEAVING_MARGIN_SECONDS = 15.0  # beyond drainTimeout: how long a rebalance waits
 class MemberState(StrEnum):
     """State of a pod as a member."""
 
-    JOINING = "Joining"  # has not counted yet: not ready, or without a report
+    JOINING = "Joining"  # gets no queues yet: not ready, without a report, or its predecessor may not have ended
     READY = "Ready"  # counts
     UNREADY = "Unready"  # counts, within its grace
     OUT = "Out"  # unready beyond its grace, but its sidecar responds: it releases its queues
     RESTARTING = "Restarting"  # its sidecar's process has ended, or the next one has not served for long enough
-    CUT_OFF = "CutOff"  # other members reach a broker that it does not reach
+    CUT_OFF = "CutOff"  # cannot reach a broker that other members reach
     LOST = "Lost"  # not ready, and its sidecar does not respond
     LEAVING = "Leaving"  # terminates, or reports that it drains for good
     ENDED = "Ended"  # Succeeded, Failed, or deleted
@@ -53,9 +53,9 @@ def classify_members(
 
 
 def _restarting(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
-    """Return the counted members that get no queues because their process restarts.
+    """Return which of these counted members get no queues because their process has stopped or restarted lately.
 
-    If that were all members, the pause after a restart is waived; if all have stopped, each keeps its queues.
+    If these were all members, the pause after a restart is waived. If all have stopped, all keep their queues.
     """
     stopped = set(incarnations.stopped_members(pods, document))
     without_queues = stopped.union(incarnations.pausing_members(pods, document))
@@ -65,28 +65,31 @@ def _restarting(pods: Sequence[PodSnapshot], document: Assignment) -> Collection
 
 
 def owns_queues(document: Assignment, pod: PodSnapshot) -> bool:
-    """Whether the document gives queues to this pod, not to a namesake."""
+    """Whether the document gives queues to this pod, and not to another one of the same name."""
     share = document.share_of(pod.holder)
     return share is not None and bool(share.queues or document.everyone)
 
 
 def awaits_namesake(document: Assignment, pod: PodSnapshot, deleted: frozenset[str]) -> bool:
-    """Whether the document's one entry of this name is of an earlier pod or process that may not have ended."""
+    """Whether an earlier pod of this name, or an earlier process of this pod, has the entry and may not have ended.
+
+    A document has one entry for each name, so the pod gets no queues until then.
+    """
     share = document.members.get(pod.name)
     if share is None:
         return False
     if share.uid == pod.uid:
-        return incarnations.awaits_earlier_process(document, pod)
+        return incarnations.awaits_end_of_earlier_process(document, pod)
     return share.uid not in deleted
 
 
 def members_in_transition(
     pods: Sequence[PodSnapshot], states: Mapping[str, MemberState], policy: PolicySpec
 ) -> dict[str, float]:
-    """Return the members that join or leave at this moment, and for how many seconds to wait for each.
+    """Return the members that are joining or leaving, and for how many seconds to wait for each.
 
-    A pod that has just become ready is included, since a rollout brings more such pods. A leaving pod that is lost, as
-    on a failed node, is not: it may never end.
+    A new pod that has just become ready is one of them: a rollout may bring more such pods. A leaving pod that is lost,
+    as on a failed node, is not: it may never end.
     """
     debounce = policy.triggers.debounce
     drain = policy.handover.drain_timeout
@@ -97,7 +100,7 @@ def members_in_transition(
                 seconds_left[pod.name] = JOINING_PATIENCE_SECONDS - pod.age
             case MemberState.LEAVING if not pod.is_lost(policy.handover):
                 seconds_left[pod.name] = drain + LEAVING_MARGIN_SECONDS - pod.terminating_for
-            case MemberState.READY if pod.age < JOINING_PATIENCE_SECONDS:
+            case MemberState.READY if pod.age < JOINING_PATIENCE_SECONDS:  # `age`: since the operator first saw it
                 seconds_left[pod.name] = debounce - pod.stable_for
     return {name: seconds for name, seconds in seconds_left.items() if seconds > 0}
 
@@ -121,8 +124,8 @@ def _cut_off_members(
 ) -> Collection[str]:
     """Return the members that miss a broker for longer than their grace, if the others reach all missed brokers.
 
-    Otherwise nothing would be gained: the other members could not consume the queues of a broker that they miss, too.
-    A member without queues has no grace, nor has a member that is out: the missed broker is why it is not ready.
+    If the others miss one of these brokers, too, nothing is gained: they could not consume its queues either. A member
+    without queues has no grace, nor has a member that is OUT: the missed broker is why it is not ready.
     """
     suspects = [pod for pod in pods if pod.cut_off_brokers]
     if not suspects:

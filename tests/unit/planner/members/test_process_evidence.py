@@ -13,9 +13,9 @@ from rota.model import Holder, Queue
 from rota.planner import PodSnapshot, plan
 from rota.planner.members.incarnations import (
     assigned_queues,
-    awaits_earlier_process,
+    awaits_end_of_earlier_process,
+    consumes_inherited_queues,
     evidence_of,
-    has_inherited,
     has_restarted,
     incarnations_since,
     lacks_incarnation,
@@ -126,7 +126,7 @@ def test_restart_document_keeps_its_first_generation_with_incarnations() -> None
 def test_restart_queues_are_inherited_if_a_later_process_consumes_one_of_the_share(
     document: Assignment, pod: PodSnapshot, *, expected: bool
 ) -> None:
-    assert has_inherited(document, pod) is expected
+    assert consumes_inherited_queues(document, pod) is expected
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_restart_queues_are_inherited_if_a_later_process_still_drains_a_revoked_
 ) -> None:
     document = document_of(Q[0], incarnation=share_incarnation, releasing=releasing(released_by, Q[3]))
     pod = a_pod("m1", a_report("m1", 5, draining=[active], reads=2, incarnation=str(incarnation)))
-    assert has_inherited(document, pod) is expected
+    assert consumes_inherited_queues(document, pod) is expected
 
 
 def test_restart_of_another_pod_that_released_queues_inherits_nothing() -> None:
     document = document_of(releasing=releasing(1, Q[3]))
-    assert has_inherited(document, process(2, held=[Q[3]]))
-    assert not has_inherited(document, process(2, held=[Q[3]], name="m2"))
+    assert consumes_inherited_queues(document, process(2, held=[Q[3]]))
+    assert not consumes_inherited_queues(document, process(2, held=[Q[3]], name="m2"))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_restart_evidence_of_a_process_ignores_reports_of_other_processes(pod: P
     ],
 )
 def test_restart_is_awaited_until_the_end_of_the_earlier_process_is_proved(pod: PodSnapshot, *, expected: bool) -> None:
-    assert awaits_earlier_process(EARLIER, pod) is expected
+    assert awaits_end_of_earlier_process(EARLIER, pod) is expected
 
 
 @pytest.mark.parametrize(
