@@ -1,4 +1,7 @@
-"""Cause of a rebalance, for its Event, the status, metrics and the journal."""
+"""Cause of a rebalance, for its Event, the status, metrics and the journal.
+
+It is found by comparing the stored assignment with the snapshot: the first difference in a fixed order counts.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -34,7 +37,7 @@ _PLURAL = {"is": "are", "has": "have", "does": "do", "its": "their"}
 
 
 def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
-    """Return why queues change hands now: the first difference between the stored assignment and the snapshot."""
+    """Return why queues change hands now: the first difference that is found, in the order of the checks below."""
     if situation.snapshot.spec and situation.snapshot.spec.paused:
         return Finding(Reason.GROUP_PAUSED, "The group is paused")
     if situation.snapshot.is_duplicate:
@@ -54,7 +57,7 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
 
 
 def _cause_by_leavers(situation: Situation) -> Finding | None:
-    """Return the cause if holders of queues do not count any more; its reason is the first of _REASON_OF_LEAVER."""
+    """Return the cause if holders of queues are not counted any more; of several reasons, the first in the table."""
     findings = []
     for state, reason in _REASON_OF_LEAVER.items():
         if leavers := situation.holder_names_by_state.get(state):
@@ -63,7 +66,10 @@ def _cause_by_leavers(situation: Situation) -> Finding | None:
 
 
 def _cause_by_unmanaged(situation: Situation) -> Finding | None:
-    """Return the cause if unmanaged consumers came or went; without it, their queues would look like new ones."""
+    """Return the cause if unmanaged consumers came or went.
+
+    This check comes before that of queues: otherwise the queues of consumers that went would look like added ones.
+    """
     consumers = situation.snapshot.unmanaged_consumers
     was_published = conditions.has_condition(situation.snapshot.status, Reason.UNMANAGED_CONSUMERS)
     if consumers is None or bool(consumers) == was_published:
@@ -73,9 +79,13 @@ def _cause_by_unmanaged(situation: Situation) -> Finding | None:
 
 
 def _cause_by_queues(situation: Situation) -> Finding | None:
-    """Return the cause if queues came or went; QueuesAdded and QueuesRemoved if no subscribed topic is new or lost."""
+    """Return the cause if queues came or went.
+
+    - QueuesAdded or QueuesRemoved: of topics that were subscribed before and still are.
+    - SubscriptionChanged: of a topic that is new in the subscription, or no longer in it.
+    """
     subscribed = situation.subscribed
-    # The assignment lacks the share of unmanaged consumers: with them, a queue that is not assigned need not be new.
+    # The assignment does not have the queues of unmanaged consumers, so an unassigned queue need not be a new one.
     added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.unassigned)
     removed = set(subscribed.unsubscribed)
     if added and _topics_of(added) <= {*subscribed.assigned_by_topic, subscribed.retry_topic}:
@@ -93,9 +103,9 @@ def _topics_of(queues: Iterable[Queue]) -> set[str]:
 
 
 def _cause_by_joiners(situation: Situation, draft: Draft) -> Finding | None:
-    """Return the cause if members without queues are new, or get queues now; others were idle before the change."""
+    """Return the cause if members without queues are new, or get queues now; other idle members were idle before."""
     if draft.strategy != situation.document.strategy:
-        return None  # an idle member may get queues by the other strategy
+        return None  # the new strategy may be why an idle member gets queues
     document = situation.document
     next_owners = {decision.next_owner for decision in draft.decisions}
     names = [
@@ -107,7 +117,7 @@ def _cause_by_joiners(situation: Situation, draft: Draft) -> Finding | None:
 
 
 def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
-    """Return the cause of a change with the same members and queues: another strategy, or other inputs of it."""
+    """Return the cause of a change with the same members and queues: another strategy, or other inputs."""
     moving = draft.with_acts(*MOVING_ACTS)
     if situation.snapshot.unmanaged_consumers and (moving or draft.strategy != situation.document.strategy):
         return Finding(Reason.UNMANAGED_CONSUMERS, describe_unmanaged(situation.snapshot.unmanaged_consumers))
@@ -116,7 +126,7 @@ def _cause_by_rules(situation: Situation, draft: Draft) -> Finding:
     if moving:
         rebalance = situation.snapshot.ongoing_rebalance
         ongoing = reason_named(rebalance.get("reason")) if rebalance else None
-        # In the same rebalance, queues revoked earlier are granted now.
+        # Only queues that this rebalance revoked earlier are granted or dropped now.
         if ongoing and all(decision.state is OwnershipState.RELEASING for decision in moving):
             return Finding(ongoing, f"The rebalance that began with {ongoing} continues")
         return Finding(Reason.LOAD_SHIFTED, "The weights of queues or the rooms of members changed")

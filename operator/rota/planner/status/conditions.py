@@ -1,9 +1,13 @@
 """The conditions of a group's status.
 
-`Ready`, `Progressing` and `Degraded` always exist, and so do `Reconciling` and `Stalled`, which Flux and Helm read
-through kstatus, and Argo CD through the script of docs/gitops.md. Each problem is also a condition, with its reason as
-type. When a problem is over, its condition stays with status False; a reader has to compare a condition's status, not
-its presence.
+These conditions always exist:
+
+- `Ready`, `Progressing` and `Degraded`;
+- `Reconciling` and `Stalled`, which Flux and Helm read through kstatus, and Argo CD through the script of
+  docs/gitops.md.
+
+Each problem is also a condition, with its reason as type. When a problem is over, its condition stays, with status
+False. So readers must look at a condition's status: its presence does not mean that the problem exists.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +23,9 @@ MAX_PAST_PROBLEMS = 10  # conditions of problems that are over; the oldest ones 
 # A problem that only a user can fix makes the group Stalled after this time. Until then the group is Reconciling: a
 # missing object may be created a moment later, by the same commit.
 STALL_SECONDS = 60.0
-DERIVED_CONDITIONS = {"Reconciling", "Stalled"}  # they repeat what Progressing and the problems' conditions report
-# Reasons of Progressing with which the group is also Reconciling. Not BudgetSpent, although its moves go on: they may
-# take hours.
+DERIVED_CONDITIONS = {"Reconciling", "Stalled"}  # they follow from Progressing and the problems' conditions
+# Reasons of Progressing with which the group is also Reconciling. BudgetSpent is not among them, although queues still
+# have to move: that may take hours.
 _RECONCILING_REASONS = {
     Reason.HANDOVER_IN_FLIGHT,
     Reason.MEMBERS_STILL_JOINING,
@@ -33,14 +37,14 @@ _NO_PROBLEM = Finding(Reason.SETTLED, "No problems")
 
 
 class GroupProgress(NamedTuple):
-    """Whether queues change hands or are about to, and why or why not."""
+    """The condition Progressing: whether queues change hands or will do so without a user's action; and why or why not."""
 
     finding: Finding
     is_active: bool
 
 
 class Condition(NamedTuple):
-    """A condition as it is now, without its times."""
+    """A condition as it is now, without its time of transition."""
 
     type: str
     finding: Finding
@@ -66,7 +70,8 @@ def build_conditions(
 ) -> list[dict[str, Any]]:
     """Return the group's conditions: the fixed ones, present problems by name, then past problems, the latest first.
 
-    `is_complete`: every problem was looked for. Otherwise a published problem that was not found may still exist.
+    `is_complete`: whether every problem was looked for. If not, published problems that were not found stay: they may
+    still exist.
     """
     prior = situation.snapshot.published_conditions
     if not is_complete:
@@ -90,9 +95,9 @@ def first_of_each_reason(findings: Sequence[Finding]) -> Iterable[Finding]:
 
 
 def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> float:
-    """Return the seconds until the next problem has lasted for STALL_SECONDS; 0 if none is waited for.
+    """Return the seconds until the next problem has lasted for STALL_SECONDS; 0 if no problem is about to.
 
-    From then on the group is Stalled or, with BrokerMetadataUnavailable, only not Reconciling any more.
+    From that moment on the group is Stalled; with BrokerMetadataUnavailable it is only no longer Reconciling.
     """
     seconds_left = []
     for finding in filter(_is_reconciling_at_first, findings):
@@ -105,15 +110,18 @@ def stall_seconds_left(situation: Situation, findings: Sequence[Finding]) -> flo
 def compute_progress(
     situation: Situation, draft: Draft, findings: Sequence[Finding], moving: int, outdated_members: Sequence[str] = ()
 ) -> GroupProgress:
-    """Return the group's progress; `moving` is the number of queues and members in transition."""
+    """Return the group's progress.
+
+    `moving` is the number of queues and members in transition, `outdated_members` use old settings.
+    """
     if moving:
         subject = "1 queue or member is" if moving == 1 else f"{moving} queues or members are"
         return GroupProgress(Finding(Reason.HANDOVER_IN_FLIGHT, f"{subject} in transition"), is_active=True)
     if without_members := _progress_without_members(situation, findings):
         return without_members
     if draft.hold and draft.hold.reason is not Reason.NOTHING_WOULD_CHANGE:
-        is_lasting = draft.hold.seconds_left is None  # a user or a broker has to end the hold, not time alone
-        is_policy_missing = Reason.MISSING_POLICY in situation.snapshot.problem_reasons  # the cause of a lasting hold
+        is_lasting = draft.hold.seconds_left is None  # only a user or a broker can end the hold
+        is_policy_missing = Reason.MISSING_POLICY in situation.snapshot.problem_reasons  # a more exact reason
         reason = Reason.MISSING_POLICY if is_policy_missing and is_lasting else draft.hold.reason
         return GroupProgress(Finding(reason, draft.hold.message), is_active=not is_lasting)
     if outdated_members:
@@ -137,7 +145,7 @@ def _progress_without_members(situation: Situation, findings: Sequence[Finding])
 
 def _ready(situation: Situation, findings: Sequence[Finding]) -> Condition:
     spec = situation.snapshot.spec
-    if spec and spec.paused:  # Ready once the pause is complete: the group is as its user wants it, like 0 replicas
+    if spec and spec.paused:  # like 0 replicas, this is what the user wants: Ready once all queues are released
         document = situation.document
         is_released = not (situation.owners or document.releasing or document.everyone)
         return Condition("Ready", Finding(Reason.GROUP_PAUSED, "spec.paused is set: no member consumes"), is_released)
@@ -191,15 +199,15 @@ def _reconciling(
 
 
 def _is_rolling_out(situation: Situation) -> bool:
-    """Return whether the group's Deployment is being rolled out, or will be: a new template was not applied yet.
+    """Return whether the group's Deployment is being rolled out, or will be, as a new spec was not applied yet.
 
-    An operator that has just become the leader has applied nothing yet. Until it has applied the Deployment of a spec
-    that is not new, Reconciling stays as it is published.
+    A new leader has applied no Deployment yet, not even those of unchanged specs. Until it has, Reconciling stays as it
+    is published.
     """
     snapshot = situation.snapshot
     if snapshot.rolling_out is not None:
         return snapshot.rolling_out
-    # The status still has the metadata.generation of the previous plan.
+    # The status has the metadata.generation that the previous plan was made for.
     is_new_spec = snapshot.status.get("observedGeneration") != snapshot.observed_generation
     return is_new_spec or has_condition(snapshot.status, "Reconciling")
 
@@ -220,7 +228,7 @@ def _seconds_published(situation: Situation, finding: Finding) -> float:
 
 
 def _unchecked_problems(prior: Iterable[Mapping[str, Any]], findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield the published problems that a plan did not look for, which therefore are not over."""
+    """Yield the published problems that are not in `findings`: the plan may not have looked for them."""
     current = {finding.reason for finding in findings}
     for condition in prior:
         reason = reason_named(condition["type"])

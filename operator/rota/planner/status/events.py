@@ -1,4 +1,4 @@
-"""The Kubernetes Events of a group: only for changes, so that a repeated plan posts none."""
+"""The Kubernetes Events of a group: only for changes since the published status, so a repeated plan posts none."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from rota.planner.snapshot import Event
 from rota.planner.status import causes, conditions
 from rota.sentences import join_names, pluralize
 
-SINGLE_EVENT_SECONDS = 2.0  # a rebalance that is over so soon is one Event, not two
+SINGLE_EVENT_SECONDS = 2.0  # a shorter rebalance has one Event, for its start
 
 
 def build_events(
@@ -22,9 +22,9 @@ def build_events(
 
 
 def _rebalance_events(situation: Situation, draft: Draft, status: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the Events of a rebalance by the new `status`; the snapshot has the previous one.
+    """Yield the Events of a rebalance that begins or ends with `status`, compared with the snapshot's status.
 
-    A queue that is returned to its holder, or dropped, starts a rebalance, but does not change hands.
+    Returned and dropped queues also start a rebalance, but do not count as queues that change hands.
     """
     last = status.get("lastRebalance")
     previous = situation.snapshot.last_rebalance

@@ -1,4 +1,4 @@
-"""The status of a group, as `kubectl get` reads it."""
+"""The status of a ConsumerGroup: the fields that `kubectl get` and the operator's next plans read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,8 @@ def build_status(
 ) -> dict[str, Any]:
     """Return the group's status; equal snapshots give equal statuses, so a status is written only after a change.
 
-    `is_settled`: no queue or member is in transition. `idle` members own no queue, `unowned` queues have no owner.
+    `is_settled`: no queue or member is in transition. `idle` is the number of members without a queue, `unowned` the
+    number of queues without an owner.
     """
     snapshot = situation.snapshot
     fields = {
@@ -33,7 +34,7 @@ def build_status(
         "selector": f"rota.dev/group={snapshot.group.partition('/')[2]}",
         "members": len(situation.counted_members),
         "queues": len(situation.queues),
-        # Never lower than before, also without an assignment: a lower one proves that the stored assignment was lost.
+        # Never lower than before, even without an assignment: `record.find_damage` detects a lost assignment by it.
         "generation": max(document.generation, record.plausible_generation(snapshot.status.get("generation"))),
         "strategy": document.strategy or None,
         "lag": snapshot.lag,
@@ -45,7 +46,7 @@ def build_status(
 
 
 def _last_rebalance(situation: Situation, draft: Draft, *, is_settled: bool) -> Mapping[str, Any] | None:
-    """Return the last rebalance: it starts with a document; once all members obey, it is over and has `seconds`."""
+    """Return the last rebalance: it starts with a document that moves queues, and has `seconds` once it is over."""
     ongoing = situation.snapshot.ongoing_rebalance
     moved = len(draft.with_acts(Act.GRANT, Act.FORCE))
     if draft.with_acts(*causes.MOVING_ACTS):

@@ -1,4 +1,7 @@
-"""Journal records of a plan: members, handovers and conditions; and of a stored document: the owners of all queues."""
+"""Journal records of a plan (members, handovers, conditions) and of a stored document (the owners of all queues).
+
+The fields are those of `rota.records`; the pipeline reads them back.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -48,7 +51,7 @@ def _handover_records(draft: Draft, group: str, at: str, generation: int) -> Ite
     """Yield one record for all queues with the same act (`handover.py:Act`), proof, state, holder and next owner."""
 
     def all_but_queue(decision: Decision) -> tuple[str, str, OwnershipState, Holder, Holder]:
-        none = Holder("", "")  # can be sorted, which None cannot
+        none = Holder("", "")  # stands for None, which cannot be sorted
         return decision.act, decision.proof, decision.state, decision.holder or none, decision.next_owner or none
 
     moving = sorted(draft.with_acts(*causes.MOVING_ACTS), key=all_but_queue)
@@ -95,7 +98,10 @@ def _holder_fields(role: str, holder: Holder | None) -> dict[str, str]:
 def owners_record(
     snapshot: Snapshot, plan: Plan, document: Assignment, spec: GroupSpec, now: float
 ) -> dict[str, object]:
-    """Return the journal record about a stored document: queues by owner, in transition, and unowned."""
+    """Return the journal record about a stored document: queues by owner, in transition, and unowned.
+
+    `unowned` are queues that no member owns, nor an unmanaged consumer.
+    """
     # `document.everyone` has all queues of a Broadcasting group, and is None for other groups.
     assigned = {*owners_of(document), *document.releasing, *(document.everyone or ()), *plan.unmanaged_queues}
     return journal_record(
@@ -115,7 +121,7 @@ def owners_record(
 
 
 def _member_fields(snapshot: Snapshot, plan: Plan, document: Assignment) -> dict[str, dict[str, object]]:
-    """Return state and queues of every pod, also of deleted pods that the document still names."""
+    """Return member state and queues of every pod, also of deleted pods that the document still names."""
     members: dict[str, dict[str, object]] = {}
     pods = snapshot.pods_by_name
     for name in sorted({*pods, *document.members}):
@@ -132,7 +138,7 @@ def _member_fields(snapshot: Snapshot, plan: Plan, document: Assignment) -> dict
 
 
 def _transfers(document: Assignment) -> Iterator[dict[str, object]]:
-    """Yield the queues in transition of each holder and next owner."""
+    """Yield one entry for all queues being released with the same holder and next owner."""
     queues_by_transfer: defaultdict[tuple[Holder, str | None], list[Queue]] = defaultdict(list)
     for queue, release in document.releasing.items():
         queues_by_transfer[release.holder, release.to].append(queue)

@@ -1,8 +1,8 @@
 """Problems of a group, each with its reason and a sentence.
 
-Causes come before their consequences: what keeps the operator from reading or planning, then problems of members, then
-queues without an owner. `Degraded` has the reason of the first harmful one (`ReasonKind.HARMLESS` marks the others):
-a user should solve this one first.
+Causes come before their consequences: first problems that keep the operator from reading or planning, then problems of
+members, then queues without an owner. The condition `Degraded` has the reason of the first problem that is not harmless
+(`ReasonKind.HARMLESS`): users should solve this one first.
 """
 
 from collections.abc import Container, Sequence
@@ -14,10 +14,11 @@ from rota.planner.pokes import has_other_settings
 from rota.planner.situation import Situation
 from rota.sentences import join_names, pluralize
 
-SETTINGS_PATIENCE_SECONDS = 90.0  # beyond drainTimeout: a kubelet updates a ConfigMap in this time without a poke
+# Time for members to use new settings, beyond drainTimeout: even without a poke, a kubelet has updated the volume then.
+SETTINGS_PATIENCE_SECONDS = 90.0
 FIRST_MEMBER_SECONDS = 60.0  # a new group reports NoMembers only after this time
 
-# Problems as sidecars of earlier versions name them.
+# Names that sidecars of earlier versions report, and the present reasons.
 _FORMER_NAMES = {
     "MessageNotTakenBack": Reason.RETRY_REJECTED,
     "PullNotAnswered": Reason.PULL_PORT_UNAVAILABLE,
@@ -47,7 +48,7 @@ def find_problems(situation: Situation, draft: Draft, unowned: int) -> list[Find
 
 
 def join_findings(findings: Sequence[Finding]) -> Finding:
-    """Return the first reason with the messages of all."""
+    """Return one finding: the reason of the first one, with the messages of all."""
     return Finding(findings[0].reason, "; ".join(finding.message for finding in findings))
 
 
@@ -66,7 +67,7 @@ def idle_problem(situation: Situation, idle: int) -> Finding:
 
 
 def start_seconds_left(situation: Situation) -> float:
-    """Return for how many seconds more a new group may be without a member, while its pods start."""
+    """Return the seconds until a new group without members is a problem; until then its pods may be starting."""
     if situation.document.begun:  # members have been given queues before, so the group is not new
         return 0.0
     if situation.snapshot.unmanaged_consumers:  # they own all queues
@@ -79,12 +80,12 @@ def start_seconds_left(situation: Situation) -> float:
 
 
 def members_with_old_settings(situation: Situation, settings: str) -> list[str]:
-    """Return the names of the members that do not use these settings yet."""
+    """Return the names of the counted members that do not use these settings (a digest) yet."""
     return [pod.name for pod in situation.counted_pods if has_other_settings(pod, settings)]
 
 
 def find_late_members(situation: Situation, outdated: Sequence[str], settings_age: float) -> Finding | None:
-    """Return the problem of members that use outdated settings long after the change; None if it was not long ago."""
+    """Return the problem of `outdated` members, which still use old settings; None if the change was not long ago."""
     if not outdated or settings_age <= situation.policy.handover.drain_timeout + SETTINGS_PATIENCE_SECONDS:
         return None
     verb = "uses" if len(outdated) == 1 else "use"
@@ -93,7 +94,7 @@ def find_late_members(situation: Situation, outdated: Sequence[str], settings_ag
 
 
 def describe_obstacles(situation: Situation) -> str:
-    """Return which pods do not run, for the first obstacle found and all pods that share it; empty without one."""
+    """Return why pods do not run: the obstacle of the first such pod, and all pods with this obstacle; or empty."""
     stuck = [pod for pod in situation.snapshot.pods if pod.obstacle and not pod.ended]
     if not stuck:
         return ""
@@ -121,7 +122,10 @@ def _describe_no_members(situation: Situation) -> str:
 
 
 def _member_problems(situation: Situation, found_reasons: Container[Reason]) -> list[Finding]:
-    """Return members' problems that the operator has not found itself; MEMBER_PROBLEM stands for unknown ones."""
+    """Return problems that members report; MEMBER_PROBLEM stands for those that only a later version knows.
+
+    Problems with a reason that the operator has found itself (`found_reasons`) are left out.
+    """
     members: dict[Reason, list[str]] = {}
     first_sentences: dict[Reason, str] = {}
     for pod in situation.snapshot.pods:
