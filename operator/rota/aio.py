@@ -11,7 +11,7 @@ MAX_RESTART_PAUSE_SECONDS = 30.0
 RECOVERED_AFTER_SECONDS = 60.0  # a restarted task that has run this long has recovered
 ITEMS_PER_TURN = 16  # items that are processed in one turn of the event loop
 RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after the first, second, … failure in a row; then the last
-STALL_SECONDS = 5.0  # a process that ran nothing for longer was stalled
+STALL_SECONDS = 5.0  # if the event loop ran nothing for longer, the process was stalled
 
 CallbackArgs = TypeVarTuple("CallbackArgs")
 T = TypeVar("T")
@@ -32,21 +32,22 @@ def retry_pause(failures: int) -> float:
 def call_after_pending_input(
     when: float, callback: Callable[[Unpack[CallbackArgs]], object], *args: *CallbackArgs
 ) -> asyncio.TimerHandle:
-    """Call at a time, after all input that has arrived by then was read; may still call just after `cancel`.
+    """Call at a time, after all input that has arrived by then was read.
 
     A process that was stopped for a while wakes up past the deadline, with a response that arrived in time still
-    unread.
+    unread: without the delay, the deadline would count as missed. `cancel` does not stop a call whose time has come.
     """
     loop = asyncio.get_running_loop()
-    # The turn after the timer's reads pending input; the callback runs in the turn after that.
+    # Turn 1 of the event loop: the timer is due, but the sockets may have been polled too early. Turn 2 reads pending
+    # input. Turn 3 runs the callback.
     return loop.call_at(when, loop.call_soon, loop.call_soon, callback, *args)
 
 
 class StallDetector:
     """Detects from a clock's readings that the process stood still: its event loop was blocked, or its node suspended.
 
-    Call `observe` at intervals well below STALL_SECONDS, and `is_overdue` before an act that a stall forbids: it can
-    be due before the next `observe`.
+    Call `observe` at intervals well below STALL_SECONDS. Before a delivery or a commit, call `is_overdue` as well:
+    after a stall another member may own the queue, and the next `observe` may come later than the delivery.
     """
 
     def __init__(self, now: float) -> None:
@@ -108,7 +109,7 @@ class BackgroundTasks:
 
 
 async def shield_until_done(write: Coroutine[None, None, T]) -> T:
-    """Wait for a write to end, also when cancelled: otherwise it would go on unobserved, past the following steps."""
+    """Wait for a write to end, also if the caller is cancelled: its next steps never overlap with the write."""
     task = asyncio.ensure_future(write)
     try:
         return await asyncio.shield(task)
@@ -118,7 +119,7 @@ async def shield_until_done(write: Coroutine[None, None, T]) -> T:
 
 
 async def call_in_thread(timeout_seconds: float, function: Callable[[], object]) -> None:
-    """Run a blocking call in a thread and wait for it up to the timeout; a hung call does not keep the process up."""
+    """Run a blocking call in a thread and wait for it up to the timeout; a call that hangs does not block an exit."""
     thread = Thread(target=function, name="call", daemon=True)
     thread.start()
     await asyncio.to_thread(thread.join, timeout_seconds)
@@ -137,7 +138,7 @@ async def supervise(
     run: Callable[[], Coroutine[Any, Any, object]],
     on_state_change: Callable[[str, Exception | None], None] = lambda *_: None,
 ) -> None:
-    """Run a task until it returns; after a failure, restart it. The pause doubles up to MAX_RESTART_PAUSE_SECONDS.
+    """Run a task until it returns; restart it after each failure, with pauses that double up to a limit.
 
     `on_state_change` is called with the name and the error of each failure, and with None once the task has run for
     RECOVERED_AFTER_SECONDS or has returned.

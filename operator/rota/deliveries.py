@@ -1,6 +1,7 @@
 """Delivery counters of a member, as its sidecar returns them in pages at `/v1/report/deliveries`.
 
-All counters grow from the start of the sidecar's process, so the operator takes differences, however often it polls.
+All counters start at 0 with the sidecar's process and only grow. The operator adds up differences between its polls
+(`rota.delivery_totals`), so it may poll at any rate. Times are counted in buckets (a histogram).
 """
 
 import math
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 BUCKET_GROWTH = 1.1  # ratio of a bucket's end to the end of the bucket below
-LAST_BUCKET = 200  # ends after 52 h
+LAST_BUCKET = 200  # its index; it ends at 52 h
 FIRST_BUCKET_SECONDS = 0.001  # the end of bucket 0
 
 MAX_NAME_CHARS = 255  # characters of a topic or broker
@@ -37,8 +38,8 @@ class DeliveryOutcome(StrEnum):
     REFUSED = "refused"  # there was no connection
 
 
-# The app did not get the message, so the attempt is in `failures`, but does not count towards the message's attempts.
-# The conditions AppNotListening and AppPathNotFound report it.
+# Outcomes with which the app did not get the message. Such an attempt is in `failures`, but does not count towards the
+# message's attempts. The conditions AppNotListening and AppPathNotFound report it.
 APP_UNREACHED_OUTCOMES = frozenset({DeliveryOutcome.REFUSED, DeliveryOutcome.NOT_FOUND})
 
 _OUTCOME_BY_STATUS = {404: DeliveryOutcome.NOT_FOUND, 422: DeliveryOutcome.UNPROCESSABLE}
@@ -92,12 +93,13 @@ class QueueCounts(Struct, frozen=True, rename="camel", omit_defaults=True, gc=Fa
     done: Count = 0  # attempts that succeeded
     failures: Annotated[dict[Word, Count], Meta(max_length=MAX_OUTCOMES)] = {}  # failed attempts by outcome
     active_seconds: Seconds = 0.0  # time in which `in_flight_seconds` and `backlog_seconds` were measured
-    in_flight_seconds: Seconds = 0.0  # total of messages' times at the app; over `active_seconds`: their mean number
+    # Sum of the times that messages were at the app; divided by `active_seconds`: the mean number of messages there.
+    in_flight_seconds: Seconds = 0.0
     backlog_seconds: Seconds = 0.0  # time in which fetched messages waited for their delivery
 
 
 class HandlingTimes(Struct, frozen=True, rename="camel"):
-    """Numbers of deliveries of one topic by handling time: bucket 7 ends at `bucket_end(7)`."""
+    """Numbers of deliveries of one topic by handling time; the key 7 is the bucket that ends at `bucket_end(7)`."""
 
     topic: Name
     buckets: Annotated[dict[Annotated[int, Meta(ge=0, le=LAST_BUCKET)], Count], Meta(max_length=LAST_BUCKET + 1)]
@@ -107,7 +109,7 @@ class LastFailure(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The most recent attempt that failed."""
 
     outcome: Word
-    age: Seconds
+    age: Seconds  # since the attempt failed
     status: Annotated[int, Meta(ge=0, le=999)] = 0
 
 

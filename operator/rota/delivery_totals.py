@@ -25,16 +25,16 @@ RECOVERED_SHARE = 0.25  # below which a failing app counts as working again
 MESSAGE_INTERVAL_SECONDS = 60.0  # between updates of the problem's figures: each is a write to the API server
 NEW_LEADER_GRACE_SECONDS = 120.0  # for which a new leader keeps the published problem
 BYTES_PER_QUEUE = 800  # memory of a queue's last counters and of its totals
-BYTES_PER_FAILURE = 200  # of each failure outcome in them
+BYTES_PER_FAILURE = 200  # additional memory for each failure outcome of a queue
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)  # `RetentionBudget` keeps a weak reference
 class MemberDeliveries:
     """The deliveries that one member reports, from all its pages."""
 
-    incarnation: str
-    age: float
-    delayed_messages: int
+    incarnation: str  # of the sidecar's process
+    age: float  # seconds since this process began to count
+    delayed_messages: int  # messages that brokers hold until their next attempt; an estimate
     last_failure: LastFailure | None
     failing_messages: tuple[FailingMessage, ...]
     queues: dict[Queue, QueueCounts] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class MemberDeliveries:
 
     @classmethod
     def from_page(cls, page: DeliveriesPage) -> Self:
-        """Start with the first page, which has the fields that belong to no queue."""
+        """Start with the first page of a member's counters: only this page has the fields that belong to no queue."""
         deliveries = cls(page.incarnation, page.age, page.delayed, page.last_failure, tuple(page.failing))
         deliveries.add(page)
         return deliveries
@@ -56,7 +56,7 @@ class MemberDeliveries:
 
 @dataclass(slots=True)
 class DeliveryTotals:
-    """Delivery counts over some time."""
+    """Delivery counts over some time, of one queue or of several; `QueueCounts` explains the fields."""
 
     first_attempts: int = 0
     done: int = 0
@@ -107,7 +107,7 @@ _ZERO_COUNTS = QueueCounts("", "", 0)
 class Attempts(NamedTuple):
     """How many attempts reached the app, and how many of them failed."""
 
-    total: int
+    total: int  # attempts that were done or failed, of all messages: not only first attempts
     failed: int
 
     @property
@@ -126,13 +126,13 @@ class _Interval:
 class GroupDeliveries:
     """The deliveries of one group, since this operator became the leader.
 
-    When a process is read for the first time, all that it has counted is added if it started within the last
-    WINDOW_SECONDS. Otherwise its counters are only the baseline from which the next differences are taken.
+    The first counters of a process are added in full if the process started within the last WINDOW_SECONDS. Otherwise
+    they are only the baseline from which the next differences are taken.
     """
 
     def __init__(self, published_message: str = "") -> None:
         """Keep the problem that the status already reports, until attempts show otherwise or the grace time is over."""
-        self.totals_by_queue: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's revision
+        self.totals_by_queue: dict[tuple[Queue, str], DeliveryTotals] = {}  # by queue and the pod's template revision
         self.totals_by_topic: dict[str, DeliveryTotals] = {}
         self.problem = Finding(Reason.DELIVERIES_FAILING, published_message) if published_message else None
         self._members: dict[str, MemberDeliveries] = {}  # by the pod's uid
@@ -158,7 +158,8 @@ class GroupDeliveries:
                 self.totals_by_queue.setdefault((queue, revision), DeliveryTotals()).add(change)
                 self.totals_by_topic.setdefault(queue.topic, DeliveryTotals()).add(change)
                 changes.add(change)
-        self._record_attempts(Attempts(changes.done + changes.failed_attempts, changes.failed_attempts), now)
+        failed = changes.failed_attempts
+        self._record_attempts(Attempts(changes.done + failed, failed), now)
         if last := deliveries.last_failure:
             failed_at = now - last.age
             if self._last_failure is None or failed_at > self._last_failure[0]:
@@ -177,8 +178,8 @@ class GroupDeliveries:
         ended = self._members.keys() - uids
         for uid in ended:
             del self._members[uid], self._revisions[uid]
-        # A pod may name other queues each time. So that memory stays limited, only totals of queues in a member's last
-        # report are kept.
+        # A pod may name other queues each time. To limit memory, drop totals of queues that no member's last report
+        # names. More totals than queues in these reports show that there are some.
         if ended or len(self.totals_by_queue) > sum(len(member.queues) for member in self._members.values()):
             named: set[tuple[Queue, str]] = set()
             for uid, member in self._members.items():
@@ -197,7 +198,7 @@ class GroupDeliveries:
 
     @property
     def delayed_messages(self) -> int | None:
-        """How many messages brokers delay until their next attempt, by members' estimates; None: no member was read."""
+        """How many messages brokers delay until their next attempt, by members' estimates; None: no member reported."""
         members = [*self._members.values()]  # a copy: metrics are rendered in another thread
         return sum(member.delayed_messages for member in members) if members else None
 
@@ -225,9 +226,11 @@ class GroupDeliveries:
             return attempts.failed_share >= (RECOVERED_SHARE if self.problem else FAILING_SHARE)
         if self.problem is None:
             return False
-        # Few attempts end a problem only after the grace time, and if all succeeded or no message waits for a retry.
-        has_succeeded = attempts.total > 0 and not attempts.failed
-        return now < (self._grace_until or 0.0) or (bool(self.delayed_messages) and not has_succeeded)
+        if now < (self._grace_until or 0.0):
+            return True
+        # Too few attempts to judge: the problem stays while messages wait for a retry, unless all attempts succeeded.
+        all_succeeded = attempts.total > 0 and not attempts.failed
+        return bool(self.delayed_messages) and not all_succeeded
 
     def _describe_failures(self, attempts: Attempts) -> str:
         percent = int(100 * attempts.failed_share)

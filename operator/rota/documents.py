@@ -1,4 +1,7 @@
-"""The assignment document: which member owns which queue. The operator writes it to a ConfigMap, members read it."""
+"""The assignment document: which member owns which queue. The operator writes it to a ConfigMap, members read it.
+
+Anyone with access to ConfigMaps can write one, so reading limits size, nesting and numbers before objects are made.
+"""
 
 import gzip
 import hashlib
@@ -18,14 +21,14 @@ from rota.ranges import MAX_QUEUES_PER_DOCUMENT, RangesByTopic, from_ranges, ite
 
 T = TypeVar("T")
 
-ASSIGNMENT_SCHEMA = 2  # the highest that is read; it is written if shares name incarnations, else schema 1
+ASSIGNMENT_SCHEMA = 2  # the highest that is read; written only if shares name incarnations, otherwise schema 1 is
 PLAIN_KEY = "assignment.json"
 GZIP_KEY = "assignment.json.gz"
 MAX_PLAIN_BYTES = 256 * 1024
-MAX_COMPRESSED_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB in all, and group.json is in the same one
-# 32 MiB are used if all possible queues are being released and names are long.
+MAX_COMPRESSED_BYTES = 1000 * 1000  # a ConfigMap holds 1 MiB, and has group.json as well
+# The largest document takes 32 MiB: all possible queues are being released, and names are long.
 MAX_DECOMPRESSED_BYTES = 48 * 2**20
-# Objects, lists and fields: a queue being released has 9, and each takes memory.
+# Objects, lists and fields, each of which takes memory; a queue being released has 9.
 MAX_JSON_NODES = 10 * MAX_QUEUES_PER_DOCUMENT
 MAX_SPENT_ENTRIES = 50_000
 MAX_MEMBER_ENTRIES = 20_000
@@ -40,7 +43,7 @@ class Share:
 
     uid: str
     queues: tuple[Queue, ...] = ()
-    incarnation: int = 0  # of the sidecar process that may consume them; 0: any
+    incarnation: int = 0  # the number of the sidecar process that may consume the queues; 0: any process
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Release:
     to: str | None  # the member that is to get the queue; None: no member is
     since: int  # the generation that revoked the queue
     at: str  # when that generation was written
-    incarnation: int = 0  # of the holder's process; 0: any
+    incarnation: int = 0  # the number of the holder's process that consumed the queue; 0: any process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class Assignment:
     spent: tuple[tuple[str, int], ...] = ()  # times and numbers of moves that count in the policy's budget
     barrier: int = 0  # while above 0, queues without an owner wait until all pods have obeyed this generation
     begun: Mapping[str, str] = field(default_factory=dict)  # by topic: when a member was first given a queue of it
-    incarnations_since: int = 0  # the first generation in which each share with queues names an incarnation; 0: none
+    incarnations_since: int = 0  # since which generation each share with queues names an incarnation; 0: none does
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of later versions, unchanged
 
     @property
@@ -97,7 +100,7 @@ class Assignment:
 
     @property
     def queue_holders(self) -> set[Holder]:
-        """The pods that may consume queues: owners, and members from which queues were revoked."""
+        """The pods that may consume queues: owners, and holders that have to release some."""
         owners = {Holder(name, share.uid) for name, share in self.members.items() if share.queues}
         return owners | self.releases_by_holder.keys()
 
@@ -136,7 +139,7 @@ def encode_assignment(
 
 
 class AssignmentTooLargeError(ValueError):
-    """The assignment exceeds the room in its ConfigMap, or a limit of its readers."""
+    """The assignment does not fit into a ConfigMap, or exceeds a limit of its readers."""
 
 
 class UnsupportedSchemaError(ValueError):
@@ -154,7 +157,7 @@ def decode_assignment(text: str | bytes) -> Assignment:
     if not matches:
         raise ValueError("The assignment was modified or truncated: its checksum does not match")
     schema = msgspec.json.decode(fields.get("schema", b"null"))
-    if type(schema) is not int or not 1 <= schema <= ASSIGNMENT_SCHEMA:  # a bool is an int, but no schema
+    if type(schema) is not int or not 1 <= schema <= ASSIGNMENT_SCHEMA:  # `type`: isinstance would accept a bool
         problem = f"The assignment has schema {schema!r}; this version reads schemas 1 and {ASSIGNMENT_SCHEMA}"
         raise UnsupportedSchemaError(problem)
     extra = {name: value for name, value in fields.items() if name not in _KNOWN_FIELDS}
@@ -182,9 +185,10 @@ def _decompress(text: str | bytes) -> bytes:
 
 
 def _checksum_matches(plain: bytes, fields: Mapping[str, msgspec.Raw]) -> bool:
-    """Whether the checksum matches the other fields. A short text may have any spelling, a long one only the canonical.
+    """Whether the checksum matches the other fields.
 
-    Parsing JSON of unknown structure takes up to 30 times the size of its text, as with empty lists.
+    A short text may have any spelling. A long one must have the canonical spelling, so that it need not be parsed: JSON
+    of unknown structure can take 30 times the size of its text, as with empty lists.
     """
     if len(plain) <= MAX_PLAIN_BYTES:
         body = json.loads(plain)
@@ -283,8 +287,9 @@ def _to_assignment(document: _Document, extra: Mapping[str, msgspec.Raw], schema
     times = {document.issued_at}.union(at for at, _ in document.spent)
     for at in times.union(release.at for release in releasing.values()):
         msgspec.convert(at, datetime)  # only checked: times stay as they were written
-    # Members convert these to seconds (`topic_start_seconds`), for which each would assume its own zone. The operator
-    # reads the times above with `parse_time`: one without a zone counts as now.
+    # Times in `begun` must have a zone: members convert them to seconds (`topic_start_seconds`), and each would assume
+    # its own zone. The other times are read by the operator with `parse_time`; there, a time without a zone counts as
+    # now.
     for at in document.begun.values():
         msgspec.convert(at, Annotated[datetime, Meta(tz=True)])
     return Assignment(
@@ -305,7 +310,10 @@ def _to_assignment(document: _Document, extra: Mapping[str, msgspec.Raw], schema
 
 
 def _decode_shares(members: Mapping[str, _Share], claimed: set[Queue]) -> dict[str, Share]:
-    """Read the members' shares; raise ValueError if a queue has two owners, or an owner while it is being released."""
+    """Read the members' shares; raise ValueError if a queue has two owners, or an owner while it is being released.
+
+    `claimed`: the queues being released; owned queues are added.
+    """
     shares: dict[str, Share] = {}
     for name, share in members.items():
         queues = from_ranges(share.queues)
@@ -342,7 +350,7 @@ def _nest_by_queue(entries: Mapping[Queue, T], encode: Callable[[T], Any]) -> di
     return nested
 
 
-# The same text as `_canonical_json`, in an eighth of its time, of values without floats or integers beyond 64 bits.
+# Same text as `_canonical_json`, in an eighth of its time, for values without floats or integers beyond 64 bits.
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 

@@ -28,10 +28,10 @@ class GateFacts:
     is_policy_valid: bool = True
     paused: bool = False
     missing_metadata: tuple[str, ...] = ()  # what brokers did not return: topics, or the group's consumers
-    debounce: float = 0.0  # seconds without a rebalance after each document
+    debounce: float = 0.0  # seconds to wait after each written assignment
     seconds_since_write: float = float("inf")
     members_in_transition: tuple[str, ...] = ()  # members that are joining or leaving
-    transition_seconds_left: float = 0.0  # seconds until the rebalance no longer waits for the first of them
+    transition_seconds_left: float = 0.0  # seconds until the earliest of their timeouts
     queues_releasing: int = 0  # queues that their holders still have to release
     release_seconds_left: float = 0.0  # seconds until the rebalance no longer waits for these queues
     moves_left: int | None = None  # None: no limit
@@ -54,7 +54,7 @@ def nothing_would_change(facts: GateFacts) -> Hold | None:
 
 
 def paused(facts: GateFacts) -> Hold | None:
-    """Hold if the policy is paused: ownership is frozen."""
+    """Hold if the policy is paused: no queue is moved until a user resumes it."""
     if facts.paused:
         return Hold(Reason.PAUSED, f"The policy is paused; {_describe_moves(facts.moves)} once it is resumed")
     return None
@@ -78,8 +78,11 @@ def debounce(facts: GateFacts) -> Hold | None:
     return None
 
 
-def members_still_joining(facts: GateFacts) -> Hold | None:
-    """Hold while members join or leave: otherwise each of a rollout's two steps would move queues."""
+def members_joining_or_leaving(facts: GateFacts) -> Hold | None:
+    """Hold while members join or leave.
+
+    Otherwise a rollout would move queues twice for each pod: when the old one leaves, and when the new one joins.
+    """
     if facts.members_in_transition and facts.transition_seconds_left > 0:
         names = join_names(facts.members_in_transition)
         message = f"Waiting for {names} to join or leave; {_describe_moves(facts.moves)} then"
@@ -108,13 +111,14 @@ def budget_spent(facts: GateFacts) -> Hold | None:
     return None
 
 
-# Users read about the first gate that holds: gates that hold until something changes come before temporary ones.
+# Users read about the first gate that holds. Gates that time alone does not end come first; so is `budget_spent` if the
+# budget is 0, but it stays in its place.
 GATES: tuple[Callable[[GateFacts], Hold | None], ...] = (
     invalid_policy,
     nothing_would_change,
     paused,
     metadata_missing,
-    members_still_joining,
+    members_joining_or_leaving,
     handover_in_flight,
     budget_spent,
     debounce,

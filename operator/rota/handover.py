@@ -16,7 +16,7 @@ from rota.reports import Report
 from rota.spec import Handover
 
 MIN_READY_LOST_SECONDS = 120.0  # longer than the slowest kubelet and a usual drain
-MAX_KUBELET_SYNC_SECONDS = 90.0  # of the slowest kubelet
+MAX_KUBELET_SYNC_SECONDS = 90.0  # until the slowest kubelet shows a changed document to its pods
 
 
 class OwnershipState(StrEnum):
@@ -30,7 +30,8 @@ class OwnershipState(StrEnum):
 class Proof(StrEnum):
     """The evidence that a queue's holder no longer consumes it."""
 
-    NONE = "None"  # the holder may consume the queue; of a free queue: a pod may, since the stored assignment was lost
+    # The holder may consume the queue. Of a free queue: some pod may, since the stored assignment was lost.
+    NONE = "None"
     RELEASED = "Released"
     ENDED = "Ended"
     LOST = "Lost"
@@ -58,12 +59,14 @@ class Act(StrEnum):
     DROP = "Drop"
 
 
-# A missing row cannot occur. A free queue that no member is to own needs no decision. A holder that provably no longer
-# has a queue does not stay its owner, unless the queue was released and returns to it, or its process has ended and the
-# pod's next process takes the queue. A free queue counts as "Released" once no pod can be consuming it. Until then,
-# after the stored assignment was lost, its proof is that of the pods that may consume it: None or Lost. A queue of a
-# lost holder is not dropped: a later grant must know which pod may still consume it. And if no member can take a queue
-# over, no change is desired: it stays with its holder, whether or not the holder can be reached.
+# Notes on the rows, and why others are missing:
+# - FREE has only MOVE: a free queue that no member is to own needs no decision.
+# - FREE is Released once no pod can be consuming the queue. Until then, after the stored assignment was lost, its proof
+#   is that of the pods that may consume it: None or Lost.
+# - STAY with a proof: the queue is in release and returns to its holder, or the holder's process has ended and the
+#   pod's next process gets the queue. OWNED has no STAY with Released or Lost: such a holder does not stay the owner.
+# - LOST with LEAVE does not drop the queue: a later grant must know which pod may still consume it.
+# - If no member can take a queue over, no change is desired: it stays with its holder, reachable or not.
 TRANSITIONS: dict[tuple[OwnershipState, Proof, DesiredChange], Act] = {
     (OwnershipState.FREE, Proof.NONE, DesiredChange.MOVE): Act.WAIT,
     (OwnershipState.FREE, Proof.RELEASED, DesiredChange.MOVE): Act.GRANT,
@@ -95,26 +98,27 @@ TRANSITIONS: dict[tuple[OwnershipState, Proof, DesiredChange], Act] = {
 
 @dataclass(frozen=True, slots=True)
 class HolderEvidence:
-    """The evidence about a holder at this time."""
+    """The evidence about a holder, or about one process of its pod, at this time."""
 
-    ended: bool = False  # by an event or a consistent read
+    ended: bool = False  # as a deletion event, a consistent read or a later process of the pod has shown
     terminating: bool = False
     ready: bool = True
     report: Report | None = None
-    active_queues: AbstractSet[Queue] = frozenset()  # it may still deliver from or commit for them, by its report
+    active_queues: AbstractSet[Queue] = frozenset()  # queues that it may deliver from or commit for, by its report
     unreachable_for: float = 0.0  # seconds since its first unanswered request; 0: it answers
-    terminating_for: float = 0.0  # seconds since it was first seen terminating, which asks it to release everything
+    terminating_for: float = 0.0  # seconds since it was first seen terminating: from then on it has to release all
 
     def is_lost(self, rules: Handover, revoked_for: float = 0.0) -> bool:
-        """Whether waiting for the holder costs more than the risk, `revoked_for` seconds after a queue was revoked.
+        """Whether the holder is silent, and waiting longer costs more than the risk of two consumers.
 
-        A Ready member obeys even if the operator cannot reach it: it is lost only once it had time to read the revoke.
+        `revoked_for`: seconds since its queue was revoked. A Ready member obeys even if the operator cannot reach it:
+        it is lost only once it had time to read the revoke.
         """
         if not self.ready and self.unreachable_for >= rules.lost_after:
             return True
-        asked_for = max(revoked_for, self.terminating_for)  # seconds since the revoke, or since its pod terminates
+        release_due_for = max(revoked_for, self.terminating_for)  # seconds since the revoke or the pod's deletion
         limit = ready_member_lost_after(rules)
-        return asked_for >= limit and self.unreachable_for >= limit
+        return release_due_for >= limit and self.unreachable_for >= limit
 
     def has_obeyed(self, holder: Holder, generation: int) -> bool:
         """Whether a report of this pod, not of another with the same name, confirms this generation or a later one."""
@@ -147,9 +151,9 @@ def ready_member_lost_after(rules: Handover) -> float:
 def find_proof(
     queue: Queue, holder: Holder, revocation: Revocation | None, evidence: HolderEvidence, rules: Handover
 ) -> Proof:
-    """Return the evidence that a holder no longer consumes a queue.
+    """Return the evidence that a holder no longer consumes a queue; `revocation` is None if the queue is still owned.
 
-    Before the revoke, a holder that does not consume the queue proves nothing: it may start at any moment.
+    Before the revoke, a report without the queue proves nothing: the holder may start to consume at any moment.
     """
     if evidence.ended:
         return Proof.ENDED
@@ -172,7 +176,8 @@ def choose_act(
 ) -> Act:
     """Return what the next document does with a queue.
 
-    `held_back` is a gate's decision and stops revokes only. `immediate` grants or drops a queue without a revoke.
+    `held_back`: a gate or the budget postpones the revoke; other acts are never held back. `immediate`: the policy's
+    handover mode, in which a queue is granted or dropped without a revoke.
     """
     chosen = TRANSITIONS[state, proof, desired_change]
     if chosen is Act.REVOKE and held_back:

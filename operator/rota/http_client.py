@@ -28,12 +28,12 @@ def is_redirect(status: int) -> bool:
 
 
 def is_compressed(response: ClientResponse) -> bool:
-    """Whether the body is compressed, although the client asked for an uncompressed one."""
+    """Whether the body is compressed: a server may do that although the client sent UNCOMPRESSED_HEADERS."""
     return response.headers.get("Content-Encoding", "identity").strip().lower() != "identity"
 
 
 def describe_failure(error: Exception) -> str:
-    """Return why a request got no response, with the system's text for an error where it has one."""
+    """Return why a request got no response, in the words of the operating system if it has some."""
     if isinstance(error, TimeoutError):
         return "it did not respond in time"
     if isinstance(error, ClientResponseError):  # its text has the URL, which may contain a proxy's password
@@ -49,13 +49,16 @@ def describe_failure(error: Exception) -> str:
 
 
 def _describe_tls_error(error: Any) -> str:
-    """Return the reason of a TLS error; its number is not one of the system's."""
+    """Return the reason of a TLS error; its `errno` is no error number of the system."""
     cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", error)
     return getattr(cause, "verify_message", None) or getattr(cause, "reason", None) or type(cause).__name__
 
 
 def _describe_system_error(error: OSError) -> str:
-    """Return the system's text for an error: asyncio's starts with addresses. Name resolution has negative numbers."""
+    """Return the system's text for an error: asyncio's text starts with addresses.
+
+    Errors of name resolution have negative numbers, for which the system has no text.
+    """
     return os.strerror(error.errno) if error.errno and error.errno > 0 else (error.strerror or str(error))
 
 
@@ -67,7 +70,8 @@ async def read_body(
 ) -> bytes:
     """Return the body, decompressed if the session does that; raise BodyTooLargeError if it exceeds the limit.
 
-    Beyond `large_body_bytes`, reading continues only while `large_body_slot` is held, such as a semaphore.
+    A body that is larger than `large_body_bytes` is read to its end only while `large_body_slot` is held (such as a
+    semaphore, so that few large bodies are in memory at a time).
     """
     body = bytearray()
     await _read_until(response, body, large_body_bytes, max_bytes)

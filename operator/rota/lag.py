@@ -1,10 +1,12 @@
 """Lag, delay and lag state of one queue, computed alike by operator and pipeline.
 
-**Unknown is not a number.** A group that has committed nothing has no lag if it is to start at the end, however many
-messages the queue holds. An offset above the end belongs to a recreated topic, or to two broker responses that do not
-match. A message that was deleted before it was read no longer counts as lag.
+The *end* of a queue is the offset that its next message will have (`max_offset`).
 
-**Trends, not thresholds.** A queue is judged by how its offsets moved over the last samples; no setting is needed.
+- An unknown lag is None, and never 0. For example, if the committed offset is above the end: the topic was recreated,
+  or two broker responses do not match.
+- A group that has committed nothing has the lag 0 if it is to start at the end, however many messages the queue holds.
+- A message that was deleted before it was read no longer counts as lag.
+- A lag state depends on how a queue's offsets moved over the last samples (a trend), so it needs no threshold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +17,17 @@ from typing import NamedTuple
 from rota.model import Queue
 from rota.spec import StartFrom
 
-MIN_HISTORY_SECONDS = 120.0  # seconds of samples, from which on their length is a lower bound of the delay
+MIN_HISTORY_SECONDS = 120.0  # a history of this length or longer is used as a lower bound of the delay
 
 
 class OffsetSample(NamedTuple):
-    """One sample of a queue. The committed offset is read before the end, so that it is not above the end."""
+    """One sample of a queue. The committed offset is requested before the end, so that it is not above the end."""
 
     sampled_at: float
     min_offset: int
     max_offset: int  # the offset that the next message will have
     committed_offset: int | None  # None: the group has committed nothing
-    has_owner: bool = True  # whether some member had the queue
+    has_owner: bool = True  # whether some member owned the queue
 
     def lag(self, start_from: StartFrom) -> int | None:
         """Return by how many messages the group is behind; None if that is unknown."""
@@ -33,7 +35,7 @@ class OffsetSample(NamedTuple):
         if stored < 0:  # the end is before the beginning: the broker's response is inconsistent
             return None
         if self.committed_offset is None:
-            if not stored or start_from.position == "Latest":  # in an empty queue, wherever the group is to start
+            if not stored or start_from.position == "Latest":  # an empty queue has no lag, whatever the start position
                 return 0
             return stored if start_from.position == "Earliest" else None
         if self.committed_offset > self.max_offset:
@@ -52,7 +54,10 @@ class LagState(StrEnum):
 
 
 def compute_lag_state(samples: Sequence[OffsetSample], start_from: StartFrom) -> LagState | None:
-    """Return the lag state from samples in order of time; None if fewer than two have a lag, or the last has none."""
+    """Return the lag state from samples in order of time.
+
+    None if fewer than two samples have a known lag, or if the lag of the last sample is unknown.
+    """
     measured = [(sample, lag) for sample in samples if (lag := sample.lag(start_from)) is not None]
     if len(measured) < 2 or measured[-1][0] is not samples[-1]:  # noqa: PLR2004 - a movement has two ends
         return None
@@ -71,10 +76,11 @@ def compute_lag_state(samples: Sequence[OffsetSample], start_from: StartFrom) ->
 def compute_delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> float | None:
     """Return for how many seconds the oldest unread message has waited; None if that is unknown.
 
-    The message arrived between the last sample that ends at or below the group's offset and the next sample; arrivals
-    between the two are taken to be even. A message in the first sample has waited at least since then: that time is
-    returned if it is MIN_HISTORY_SECONDS or more. Ends never fall: a lower end shows a recreated topic, and earlier
-    samples are ignored.
+    - The message arrived between two samples: the last one whose end is at or below the group's offset, and the next
+      one. Arrivals between the two are taken to be even.
+    - A message that is in the first sample already has waited at least since then: this time is returned if it is
+      MIN_HISTORY_SECONDS or more.
+    - An end that is lower than the one before shows a recreated topic: earlier samples are ignored.
     """
     samples = samples[_first_after_recreation(samples) :]
     if not samples or (lag := samples[-1].lag(start_from)) is None:
@@ -87,8 +93,8 @@ def compute_delay(samples: Sequence[OffsetSample], start_from: StartFrom) -> flo
     next_offset = max(now.committed_offset, now.min_offset)
     for earlier, later in reversed([*pairwise(samples)]):
         if earlier.max_offset <= next_offset < later.max_offset:
-            # Of the messages that arrived between the two, the one at offset `earlier.max_offset` is number 1. The
-            # searched one, at `next_offset`, arrived after this part of the time:
+            # The messages from offset `earlier.max_offset` on arrived between the two samples. The one at `next_offset`
+            # arrived after this part of the time:
             part = (next_offset - earlier.max_offset + 1) / (later.max_offset - earlier.max_offset)
             return now.sampled_at - (earlier.sampled_at + part * (later.sampled_at - earlier.sampled_at))
     covered = now.sampled_at - samples[0].sampled_at

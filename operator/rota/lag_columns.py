@@ -1,12 +1,12 @@
 """Vectorized `rota.lag`: the lags, lag states and delays of many queues at once, each as `rota.lag` computes it alone.
 
 Samples of any number of queues are rows of columns; each row has the index of the same queue's previous sample. So
-samples of one time need not be adjacent, and queues may come and go. All queues step back in time together, and one
-with a known result drops out.
+samples of one time need not be adjacent, and queues may come and go. The loops below go back one sample at a time for
+all queues at once; a queue with a result is removed from the loop.
 
-There are two kinds of indices. A *row* is the index of a sample in the columns. A *judged row* is one whose lag state
-is wanted, such as each queue's newest; a *slot* is its index in `judged_rows`, in the results, and in each array with
-one element per judged row.
+There are two kinds of indices. A *row* is the index of a sample in the columns. `wanted_rows` are the rows with wanted
+results, such as the newest of each queue; a *slot* is an index in `wanted_rows`, and so in the results and in each
+array with one element per wanted row. With `wanted_rows = [7, 9]`, slot 0 is for the queue of row 7, at its time.
 """
 
 from typing import NamedTuple
@@ -48,7 +48,8 @@ class OffsetColumns(NamedTuple):
 class SampleWindow(NamedTuple):
     """The samples from which a lag state is computed.
 
-    They are the last `max_samples` that are not older than `max_age_seconds`, and all within `always_within_seconds`.
+    A sample counts if it is at most `always_within_seconds` old, or if it is one of the last `max_samples` and at most
+    `max_age_seconds` old.
     """
 
     max_samples: int
@@ -89,13 +90,13 @@ class _Movement(NamedTuple):
 
 
 def compute_lag_states(
-    samples: OffsetColumns, lags: Offsets, judged_rows: RowIndices, window: SampleWindow
+    samples: OffsetColumns, lags: Offsets, wanted_rows: RowIndices, window: SampleWindow
 ) -> NDArray[np.int8]:
-    """Return the lag state at the judged rows, each from its own and earlier samples; `lags`: from `compute_lags`."""
-    moved = _measure_movement(samples, lags, judged_rows, window)
+    """Return the lag state at the wanted rows, each from its own and earlier samples; `lags`: from `compute_lags`."""
+    moved = _measure_movement(samples, lags, wanted_rows, window)
     has_committed = moved.highest_offset >= 0
     is_still = ~has_committed | (moved.lowest_offset == moved.highest_offset)
-    is_unknown = (moved.sample_count < 2) | (lags[judged_rows] == LAG_UNKNOWN)  # noqa: PLR2004 - a movement has two ends
+    is_unknown = (moved.sample_count < 2) | (lags[wanted_rows] == LAG_UNKNOWN)  # noqa: PLR2004 - a movement has two ends
     states = [  # the first condition that holds counts, as in `rota.lag.compute_lag_state`
         (is_unknown, NO_STATE),
         (moved.newest_offset < moved.highest_offset, _STATE_CODES[LagState.REWOUND]),
@@ -103,7 +104,7 @@ def compute_lag_states(
         (moved.was_at_end, NO_STATE),
         (is_still & moved.had_owner, _STATE_CODES[LagState.STALLED]),
         (is_still, _STATE_CODES[LagState.STOPPED]),
-        ((lags[judged_rows] > moved.oldest_lag) & ~moved.lag_fell, _STATE_CODES[LagState.SLOW]),
+        ((lags[wanted_rows] > moved.oldest_lag) & ~moved.lag_fell, _STATE_CODES[LagState.SLOW]),
     ]
     conditions, codes = zip(*states, strict=True)
     lag_states: NDArray[np.int8] = np.select(conditions, codes, _STATE_CODES[LagState.KEEPING_UP]).astype(np.int8)
@@ -111,10 +112,10 @@ def compute_lag_states(
 
 
 def _measure_movement(
-    samples: OffsetColumns, lags: Offsets, judged_rows: RowIndices, window: SampleWindow
+    samples: OffsetColumns, lags: Offsets, wanted_rows: RowIndices, window: SampleWindow
 ) -> _Movement:
-    """Go back from the judged rows, one sample at a time, as long as samples are in a queue's window."""
-    count = len(judged_rows)
+    """Go back from the wanted rows, one sample at a time, as long as samples are in a queue's window."""
+    count = len(wanted_rows)
     moved = _Movement(
         sample_count=np.zeros(count, np.int64),
         newest_offset=np.full(count, -1),
@@ -126,10 +127,10 @@ def _measure_movement(
         had_owner=np.zeros(count, np.bool_),
     )
     slots = np.arange(count)  # of the queues whose windows have not ended
-    rows = judged_rows  # of the same queues: the present sample
+    rows = wanted_rows  # of the same queues: the present sample
     samples_taken = 0
     while len(slots):
-        age = samples.sampled_at[judged_rows[slots]] - samples.sampled_at[rows]
+        age = samples.sampled_at[wanted_rows[slots]] - samples.sampled_at[rows]
         is_inside = (age <= window.always_within_seconds) | (
             (age <= window.max_age_seconds) & (samples_taken < window.max_samples)
         )
@@ -147,7 +148,7 @@ def _measure_movement(
 def _add_earlier_samples(
     moved: _Movement, slots: RowIndices, rows: RowIndices, samples: OffsetColumns, lags: Offsets
 ) -> None:
-    """Add to each slot's movement the sample before those that were added."""
+    """Extend each slot's movement by its next older sample, which is in `rows`."""
     lag = lags[rows]
     committed = samples.committed_offset[rows]
     has_committed = committed >= 0
@@ -155,7 +156,7 @@ def _add_earlier_samples(
     lowest = moved.lowest_offset[slots]
     moved.was_at_end[slots] |= lag == 0
     moved.had_owner[slots] |= samples.has_owner[rows]
-    moved.lag_fell[slots] |= lag > moved.oldest_lag[slots]  # until now that is the lag of the next sample in time
+    moved.lag_fell[slots] |= lag > moved.oldest_lag[slots]  # `oldest_lag` is still that of the sample after this one
     moved.oldest_lag[slots] = lag
     moved.newest_offset[slots[is_newest_offset]] = committed[is_newest_offset]
     moved.highest_offset[slots] = np.maximum(moved.highest_offset[slots], committed)
@@ -164,42 +165,47 @@ def _add_earlier_samples(
 
 
 def compute_delays(
-    samples: OffsetColumns, lags: Offsets, judged_rows: RowIndices, max_age_seconds: float = np.inf
+    samples: OffsetColumns, lags: Offsets, wanted_rows: RowIndices, max_age_seconds: float = np.inf
 ) -> NDArray[np.float64]:
-    """Return for how many seconds the oldest unread message has waited at the judged rows, or NaN.
+    """Return for how many seconds the oldest unread message has waited at the wanted rows, or NaN.
 
-    Samples older than `max_age_seconds` by then are ignored, so that the length of the history does not matter.
+    Samples that are then older than `max_age_seconds` are ignored, so that the length of the history does not matter.
+    A queue is finished at the first sample whose end is at or below its next offset (the message arrived right after
+    it), or where its history ends.
     """
-    lag = lags[judged_rows]
-    committed = samples.committed_offset[judged_rows]
-    now = samples.sampled_at[judged_rows]
-    next_offset = np.maximum(committed, samples.min_offset[judged_rows])
+    lag = lags[wanted_rows]
+    committed = samples.committed_offset[wanted_rows]
+    now = samples.sampled_at[wanted_rows]
+    next_offset = np.maximum(committed, samples.min_offset[wanted_rows])
     # By slot: time and end offset of the sample that follows, in time, the one in `rows`.
     later_at = now.copy()
-    later_end = samples.max_offset[judged_rows].copy()
+    later_end = samples.max_offset[wanted_rows].copy()
     result = np.where(lag == 0, 0.0, np.nan)
     slots = np.flatnonzero((lag != LAG_UNKNOWN) & (lag != 0) & (committed >= 0))
-    rows = samples.previous_row[judged_rows[slots]]
+    rows = samples.previous_row[wanted_rows[slots]]
     while len(slots):
-        # A queue's history starts at its first sample, or where the end fell: earlier samples are of a deleted topic.
-        has_no_sample = rows < 0  # the next two conditions then read an unrelated sample, and do not matter
+        # 1. Queues whose history ends: at their first sample, at the maximum age, or at a sample of a deleted topic,
+        # which has a higher end than the later sample.
+        has_no_sample = rows < 0  # row -1 reads an unrelated sample below, but then this condition holds already
         is_too_old = now[slots] - samples.sampled_at[rows] > max_age_seconds
-        end_fell = (samples.committed_offset[rows] != OFFSET_UNKNOWN) & (samples.max_offset[rows] > later_end[slots])
-        is_finished = has_no_sample | is_too_old | end_fell
+        is_readable = samples.committed_offset[rows] != OFFSET_UNKNOWN
+        is_before_recreation = is_readable & (samples.max_offset[rows] > later_end[slots])
+        is_finished = has_no_sample | is_too_old | is_before_recreation
         finished = slots[is_finished]
         covered = now[finished] - later_at[finished]
-        # The oldest sample has the message already, so it has waited at least since then.
+        # The message was in the queue at the oldest sample already, so it has waited at least for the history's length.
         is_bounded = (next_offset[finished] < later_end[finished]) & (covered >= MIN_HISTORY_SECONDS)
         result[finished[is_bounded]] = covered[is_bounded]
         slots = slots[~is_finished]
         rows = rows[~is_finished]
+        # 2. Queues whose message arrived between this sample and the later one.
         is_known = samples.committed_offset[rows] != OFFSET_UNKNOWN
         at = samples.sampled_at[rows]
         end = samples.max_offset[rows]
         target = next_offset[slots]
-        has_arrived = is_known & (end <= target) & (target < later_end[slots])  # between this sample and the later one
-        # Of the messages that arrived between the two, the one at offset `end` is number 1. The searched one, at
-        # `target`, arrived after this part of the time:
+        has_arrived = is_known & (end <= target) & (target < later_end[slots])
+        # The messages from offset `end` on arrived between the two samples, evenly. The one at `target` arrived after
+        # this part of the time:
         part = (target - end + 1)[has_arrived] / (later_end[slots] - end)[has_arrived]
         arrived_at = at[has_arrived] + part * (later_at[slots] - at)[has_arrived]
         result[slots[has_arrived]] = now[slots[has_arrived]] - arrived_at

@@ -1,4 +1,7 @@
-"""Logs on standard error: one line for each record, as JSON or as text, with structured fields."""
+"""Logs on standard error: one line for each record, as JSON or as text, with structured fields.
+
+In text, a traceback follows on lines of its own.
+"""
 
 import logging
 import sys
@@ -14,12 +17,12 @@ LogFormat = Literal["json", "text"]
 LEVELS: tuple[str, ...] = get_args(LogLevel)
 FORMATS: tuple[str, ...] = get_args(LogFormat)
 
-# The structured fields of a record: given as `extra` to a logger's methods.
+# The structured fields of a record; a caller passes them as `extra=group_fields(…)` to a logger's methods.
 FIELDS = ("namespace", "group", "generation", "member", "reason", "seconds")
 
 
 class _Formatter(logging.Formatter):
-    """Base of both formats; `extra_fields` are in every record."""
+    """Base of both formats; `extra_fields` are fields of the process, which every record has."""
 
     def __init__(self, extra_fields: Mapping[str, object]) -> None:
         super().__init__()

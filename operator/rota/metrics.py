@@ -54,7 +54,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class ComputedMetric:
-    """A metric with samples that are computed at each scrape, so that none is stale."""
+    """A metric whose samples are computed at each scrape: series of groups and queues that are gone do not stay."""
 
     metric: Metric
     compute_samples: Callable[[], Mapping[Labels, float]]
@@ -68,7 +68,7 @@ class ComputedMetric:
         yield f"# HELP {name} {metric.help}"
         yield f"# TYPE {name} {metric.kind}"
         labels = ",".join(f'{label}="%s"' for label in metric.labels)
-        form = f"{metric.name}{{{labels}}} %s" if labels else f"{metric.name} %s"
+        form = f"{metric.name}{{{labels}}} %s" if labels else f"{metric.name} %s"  # such as: name{group="%s"} %s
         for values, number in self.compute_samples().items():
             if len(values) != len(metric.labels):
                 raise ValueError(f"{metric.name}: {values} is longer or shorter than {metric.labels}")
@@ -76,7 +76,7 @@ class ComputedMetric:
 
 
 class Metrics:
-    """The metrics of one process, and those of Python and of the process itself."""
+    """The metrics of one process: those that it declares, and those of Python and of the operating system."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -114,7 +114,7 @@ class Metrics:
 
 
 class GroupCounter:
-    """A counter with several series for each group; they are so many that they are written as text, too."""
+    """A counter with several series for each group; there are so many that they are written as text, like gauges."""
 
     def __init__(self) -> None:
         self._by_group: dict[Labels, dict[Labels, float]] = {}
@@ -143,7 +143,7 @@ def _number(value: float) -> str:
 
 
 def _escape_labels(labels: Labels) -> Iterable[str]:
-    """Escape label values; as hardly any needs it, all of them are searched together first."""
+    """Escape label values; since hardly any needs that, search all of them at once first."""
     joined = "".join(labels)
     if '"' in joined or "\\" in joined or "\n" in joined:
         return [text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for text in labels]

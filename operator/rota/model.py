@@ -1,4 +1,4 @@
-"""The core's values: Queue, Holder, Reason, Roster; frozen, sorted, without I/O.
+"""Values that all packages share: Queue, Holder, Reason, Roster; frozen, without I/O.
 
 Two sort orders apply everywhere, both those of RocketMQ's Java client ("the reference client"): queues by topic, broker
 and id; names by UTF-16 code units, as Java compares strings (this differs from code points only beyond U+FFFF).
@@ -22,7 +22,7 @@ _QUEUE_PATTERN = re.compile(r"([^/]+)/(.+)/(\d{1,6})", re.ASCII)
 
 
 class Queue(NamedTuple):
-    """The unit of assignment."""
+    """A queue of a topic on a broker: the smallest unit that is assigned to a member."""
 
     topic: str
     broker: str
@@ -42,7 +42,7 @@ def parse_queue(text: str) -> Queue:
     return Queue(match[1], match[2], int(match[3]))
 
 
-# The present owners; both types are needed, since a Mapping is invariant in its keys (a Queue is also a tuple).
+# Member names by queue. Two types, since a Mapping is invariant in its key type, and Queue is a subtype of tuple.
 PresentOwners = Mapping[Queue, str] | Mapping[tuple[str, str, int], str]
 
 
@@ -54,18 +54,18 @@ class Holder(NamedTuple):
 
 
 class ReasonKind(Flag):
-    """The uses of a reason. As a reported problem, a reason makes the group Degraded unless it is HARMLESS."""
+    """The uses of a reason. A problem with this reason makes the group Degraded, unless the reason is HARMLESS."""
 
     OTHER = 0
-    CAUSE = auto()  # of a rebalance, with a series of its own in the metrics
-    GATE = auto()  # holds a rebalance back; also with a series of its own
+    CAUSE = auto()  # the cause of a rebalance; has a series of its own in the metrics
+    GATE = auto()  # a gate that holds a rebalance back; has a series of its own, too
     HARMLESS = auto()  # a problem that leaves the group as it is
     NOT_READY = auto()  # a problem with which the group is not Ready
     STALLS = auto()  # a problem that only a user can fix; when it lasts, the group is Stalled
 
 
 class Reason(StrEnum):
-    """The one catalogue of reasons, used by conditions, Events, metric labels and logs."""
+    """All reasons that conditions, Events, metric labels and logs name."""
 
     kinds: ReasonKind
 
@@ -166,7 +166,7 @@ def reasons_of_kind(kind: ReasonKind) -> list[Reason]:
 
 
 class Finding(NamedTuple):
-    """A finding: its reason for programs, and its message for users."""
+    """A problem or a state that was found: its reason for programs, and its message for users."""
 
     reason: Reason
     message: str
@@ -212,7 +212,7 @@ def java_sort_key(name: str) -> bytes:
 class Roster:
     """A strategy's input: sorted queues, sorted member names, and the present owners.
 
-    `owners[q]` is the index of the one member that owns `queues[q]`, or -1: the format cannot express two owners.
+    `owners[q]` is the index in `members` of the owner of `queues[q]`, or NO_OWNER: no queue can have two owners.
     """
 
     queues: tuple[Queue, ...]
@@ -224,7 +224,7 @@ class Roster:
     def of(
         cls, queues: Iterable[tuple[str, str, int]], members: Iterable[str], current: PresentOwners | None = None
     ) -> "Roster":
-        """Sort and check the input; present owners that are no longer members, and removed queues, are ignored."""
+        """Sort and check the input; `current` may also name former members and removed queues, which are ignored."""
         sorted_members = _sorted_members(members)
         sorted_queues = _sorted_queues(queues)
         owners = _owner_indexes(sorted_queues, sorted_members, current)

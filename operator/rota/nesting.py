@@ -2,6 +2,7 @@
 
 import re
 
+# A string (with its escapes), or a bracket; brackets within strings are not counted.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]', re.DOTALL)
 
 
@@ -9,7 +10,7 @@ def without_deep_values(text: bytes, max_levels: int) -> bytes:
     """Return the same JSON with `null` in place of each object and list that is nested deeper than `max_levels`."""
     parts: list[bytes] = []
     depth = 0
-    start = 0  # of the text to copy: the end of the value that was last replaced
+    start = 0  # where the text to copy starts: after the last value that was replaced
     for token in _TOKEN.finditer(text):
         match text[token.start() : token.start() + 1]:
             case b"{" | b"[":

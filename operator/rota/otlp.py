@@ -1,4 +1,7 @@
-"""Export of spans by OpenTelemetry's SDK, which is an extra: import this module only if traces are configured."""
+"""Export of spans by OpenTelemetry's SDK.
+
+The SDK is an optional dependency (a Python extra): import this module only if traces are configured.
+"""
 
 import os
 import ssl
@@ -14,7 +17,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from rota.model import single_line
 
-MAX_REASON_CHARS = 200  # of why a request failed
+MAX_REASON_CHARS = 200  # length of the text why a request failed
 
 
 def batch_processor(exporter: SpanExporter, max_queued_spans: int) -> SpanProcessor:
@@ -29,7 +32,7 @@ def batch_processor(exporter: SpanExporter, max_queued_spans: int) -> SpanProces
 class ReportingExporter(SpanExporter):
     """Posts spans as protobuf to a URL, and calls `on_result` after each batch, in the thread that sends it.
 
-    The argument is why the batch was not sent, after all retries; empty if it was sent.
+    The argument of `on_result` is why the batch was not sent, after all retries; empty if it was sent.
     """
 
     def __init__(self, url: str, on_result: Callable[[str], None]) -> None:
@@ -54,7 +57,7 @@ class ReportingExporter(SpanExporter):
 
 
 class _Session(requests.Session):
-    """A session that keeps why its last request failed; empty after a success."""
+    """A session that keeps in `failure` why its last request failed; empty after a success."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +108,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def to_nanoseconds(seconds: float) -> int:
-    """Convert seconds since 1970 to nanoseconds, rounded to microseconds: a double resolves no more."""
+    """Convert seconds since 1970 to nanoseconds, rounded to microseconds: a float is not more exact."""
     return max(round(seconds * 1e6), 0) * 1000
 
 

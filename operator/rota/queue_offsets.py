@@ -12,14 +12,17 @@ _Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _QueueEntry(Struct):
-    """A member's offsets in one queue; this input is untrusted, so each must fit into a column of offsets."""
+    """A member's offsets in one queue, as `QueueProgress` explains them.
+
+    A pod may send anything: each offset must fit into a column of 64-bit integers.
+    """
 
     topic: str
     broker: str
     id: int
     committed: _Offset | None
     start: _Offset | None = None
-    given: _Offset | None = None
+    given: _Offset | None = None  # `QueueProgress.delivered_offset`
 
     @property
     def queue(self) -> Queue:
@@ -40,7 +43,7 @@ def _decode_page(text: bytes | str) -> _QueuePage | None:
 
 
 class QueueOffsets(dict[Queue, int | None]):
-    """A member's committed offsets by queue; unlike a plain dict, it can have weak references."""
+    """A member's committed offsets by queue; a class, since a plain dict cannot have weak references."""
 
 
 class OffsetsPage(NamedTuple):
@@ -51,7 +54,7 @@ class OffsetsPage(NamedTuple):
 
 
 def decode_offsets(text: bytes | str) -> OffsetsPage:
-    """Read a page, or a report of an earlier version; return no offsets if it cannot be read."""
+    """Read the committed offsets in a page, or in a report of an earlier version; empty if it cannot be read."""
     page = _decode_page(text) or _QueuePage()
     return OffsetsPage(QueueOffsets((entry.queue, entry.committed) for entry in page.queues), page.next)
 

@@ -19,15 +19,16 @@ _MAX_ID_DIGITS = 9
 _RANGE_PATTERN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _ID_PATTERN = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 MAX_TOPIC_BROKER_PAIRS = 20_000  # pairs of topic and broker of one group: each takes memory, however few queues it has
-MAX_QUEUES_PER_DOCUMENT = 2**17  # or report: a short text can name that many, and most readers expand them
+# In a document or a report: a short text can name very many queues, and most readers expand them.
+MAX_QUEUES_PER_DOCUMENT = 2**17
 _TOO_MANY_QUEUES = f"more than {MAX_QUEUES_PER_DOCUMENT} queues are named"
 
 
 class RangedQueues(AbstractSet[Queue]):
-    """A set of queues that is stored as ranges: a short text can name 131,072 queues, or 20 MiB as single queues."""
+    """A set of queues that is stored as ranges: a short text can name 131,072 queues, which would take 20 MiB."""
 
     def __init__(self, *mappings: Mapping[str, Mapping[str, str]]) -> None:
-        """Take one or more mappings of valid ranges, parsed on first use; the set has the queues of all of them."""
+        """Take one or more mappings of valid ranges; the set is their union, and is parsed on first use."""
         self._mappings = mappings
 
     @cached_property
@@ -37,7 +38,7 @@ class RangedQueues(AbstractSet[Queue]):
             for topic, brokers in ranged.items():
                 for broker, ids in brokers.items():
                     spans.setdefault((topic, broker), []).extend(_parse_spans(ids))
-        return {place: _merge_spans(parts) for place, parts in spans.items()}
+        return {topic_and_broker: _merge_spans(parts) for topic_and_broker, parts in spans.items()}
 
     @classmethod
     def _from_iterable(cls, queues: Iterable[Queue]) -> frozenset[Queue]:  # type: ignore[override]  # set operators return it
@@ -47,8 +48,8 @@ class RangedQueues(AbstractSet[Queue]):
         if not isinstance(queue, Queue):
             return False
         spans = self._spans_by_broker.get((queue.topic, queue.broker), ())
-        at = bisect_right(spans, queue.id, key=itemgetter(0)) - 1
-        return at >= 0 and queue.id <= spans[at][1]
+        index = bisect_right(spans, queue.id, key=itemgetter(0)) - 1  # of the last span that starts at or below the id
+        return index >= 0 and queue.id <= spans[index][1]
 
     def __iter__(self) -> Iterator[Queue]:
         for (topic, broker), spans in self._spans_by_broker.items():
@@ -131,7 +132,7 @@ def _parse_spans(ranges: str) -> list[tuple[int, int]]:
         match = _RANGE_PATTERN.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
         count += last - first + 1
-        is_invalid = last < first  # also without a match: (0, -1) has no id
+        is_invalid = last < first  # as after a failed match, with (0, -1)
         if is_invalid:
             raise ValueError(f"Invalid queue ids {_shorten(ranges)}: write them as 0-3,7")
         if count > MAX_QUEUES_PER_DOCUMENT:

@@ -32,20 +32,20 @@ class Record(Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class Fact(Record, frozen=True, kw_only=True):
-    """A record about a group, `namespace/name`."""
+    """A record about one group: all kinds except `gap`."""
 
-    group: str
+    group: str  # namespace/name
 
 
 class Present(Struct, frozen=True):
-    """A pod of a group, with its member state."""
+    """A pod that a group had when a document (an assignment) was written."""
 
     uid: str
-    standing: str
+    standing: str  # the member state, such as Ready
 
 
 class MembershipRecord(Fact, frozen=True, kw_only=True, tag="membership"):
-    """The pods of a group at the time when a document was written."""
+    """The pods of a group when a document was written; the first record about each document."""
 
     generation: Count
     members: dict[str, Present]
@@ -67,9 +67,9 @@ class HandoverRecord(Fact, frozen=True, kw_only=True, tag="handover", rename=_HO
     """The change that a document made to some queues."""
 
     generation: Count
-    act: str  # an Act, a Proof and an OwnershipState of `handover.py`
-    proof: str
-    state: str
+    act: str  # a value of `handover.Act`
+    proof: str  # a value of `handover.Proof`
+    state: str  # a value of `handover.OwnershipState`
     queues: RangesByTopic
     holder: str | None = None
     holder_uid: str | None = None
@@ -102,7 +102,7 @@ class Owner(Struct, frozen=True):
     """A pod of a group, with its member state and the queues that it owns."""
 
     uid: str
-    standing: str
+    standing: str  # the member state, such as Ready
     queues: RangesByTopic
     room: str | None = None
 
@@ -117,7 +117,7 @@ class Releasing(Struct, frozen=True, rename=_HOLDER_FIELDS):
 
 
 class OwnersRecord(Fact, frozen=True, kw_only=True, tag="owners", rename="camel"):
-    """The owners of all queues, and the rules that applied: the journal can be read from here on."""
+    """The owners of all queues, and the policy in force: a reader may start here, without earlier records."""
 
     generation: Count
     model: str  # the consumption model: Clustering or Broadcasting
@@ -134,9 +134,9 @@ class Columns(Struct, frozen=True):
     """The queues of a topic on a broker; each queue has the same index in every list."""
 
     ids: list[Count]
-    first: list[int]
-    last: list[int]
-    committed: list[int | None]
+    first: list[int]  # offset of the oldest stored message
+    last: list[int]  # offset that the next message will have
+    committed: list[int | None]  # the group's committed offset; None: none
 
     def __post_init__(self) -> None:
         """Refuse lists of different lengths."""
@@ -151,7 +151,7 @@ class OffsetsRecord(Fact, frozen=True, kw_only=True, tag="offsets"):
     verdicts: dict[str, Count]  # queues by lag state; has nothing to do with records of kind "verdict"
 
 
-class VerdictRecord(Fact, frozen=True, kw_only=True, tag="verdict"):
+class ConditionRecord(Fact, frozen=True, kw_only=True, tag="verdict"):
     """A condition of a group changed."""
 
     condition: str
@@ -163,9 +163,9 @@ class VerdictRecord(Fact, frozen=True, kw_only=True, tag="verdict"):
 class RedeliveredRecord(Fact, frozen=True, kw_only=True, tag="redelivered", rename=_HOLDER_FIELDS):
     """Messages were delivered again, since another process reads their queues."""
 
-    cause: str
+    cause: str  # a value of `redelivery.RedeliveryCause`
     messages: Count
-    estimate: bool
+    estimate: bool  # whether `messages` is an estimate: the previous reader ended without a final report
     holder: str
     holder_uid: str
     to: str
@@ -174,7 +174,7 @@ class RedeliveredRecord(Fact, frozen=True, kw_only=True, tag="redelivered", rena
 
 
 class GapRecord(Record, frozen=True, kw_only=True, tag="gap"):
-    """The number of missing records of one writer between two times."""
+    """The number of records that one writer dropped between `since` and `at`; they may be of any groups."""
 
     writer: str
     since: Time
@@ -189,7 +189,7 @@ AnyRecord = (
     | RebalanceRecord
     | OwnersRecord
     | OffsetsRecord
-    | VerdictRecord
+    | ConditionRecord
     | RedeliveredRecord
     | GapRecord
 )
@@ -219,7 +219,7 @@ def decode_record(line: bytes) -> AnyRecord:
 
 
 def _describe_error(line: bytes, error: Exception) -> str:
-    """Return why a line cannot be read; a reader skips the line in any case, but the causes differ."""
+    """Return why a line cannot be read: it is damaged, or it is of a later version. Readers skip it either way."""
     try:
         head = _head_decoder.decode(line)
     except (ValueError, RecursionError):

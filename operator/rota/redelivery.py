@@ -1,13 +1,13 @@
-"""Counts the messages that are delivered again because another process reads a queue.
+"""Counts the messages that are delivered again because another process (*reader*) reads a queue.
 
-Messages are given to the app in the order of their offsets. Messages that a reader has given and not committed are
-delivered again by the queue's next reader, which starts at the committed offset: from there up to the highest offset
+A reader gives messages to the app in the order of their offsets. The next reader starts at the committed offset, so it
+delivers again what the previous one had given and not committed: from the committed offset up to the highest offset
 given. A filter skips some of these offsets, so their number is an upper bound.
 
-A reader that drains a queue, or has released it, reports the highest offset that it had given (`uncommitted`). If a
-reader ended without such a report, its last progress page (`/v1/report/queues`, `rota.queue_offsets`) counts: a crash
-at the time of that page would have repeated the messages that the page shows as uncommitted, and the real crash is
-estimated to repeat as many.
+- A reader that drains a queue, or has released it, reports the highest offset that it had given (`Report.uncommitted`).
+- If a reader ended without such a report, its last progress page (`/v1/report/queues`, `rota.queue_offsets`) counts.
+  A crash at the time of that page would have repeated the messages that the page shows as uncommitted; the real crash
+  is estimated to repeat as many.
 """
 
 from collections.abc import Callable, Container, Mapping
@@ -23,8 +23,8 @@ from rota.ranges import RangedQueues
 from rota.reports import MAX_UNCOMMITTED_ENTRIES, Report
 
 FORGET_AFTER_SECONDS = 3600.0  # a queue that no reader takes over within this time is forgotten
-FREQUENT_POLL_SECONDS = 60.0  # for which the next reader of a queue is polled more often
-MAX_TRACKED_QUEUES = 10_000  # of one group
+FREQUENT_POLL_SECONDS = 60.0  # time after a reader's last report in which its queues' next readers are polled often
+MAX_TRACKED_QUEUES = 10_000  # limit for one group
 
 
 class RedeliveryCause(StrEnum):
@@ -33,11 +33,11 @@ class RedeliveryCause(StrEnum):
     HANDOVER = "handover"  # the previous reader released the queue before it could commit all: its drain timed out
     CRASH = "crash"  # the previous reader ended without releasing the queue
     FORCED = "forced"  # the queue was granted without a release, since its owner did not respond
-    RETRY = "retry"  # none of these: a member sent the message back, since its app failed
+    RETRY = "retry"  # no other reader: a member sent the message back, since its app failed
 
 
 class ReaderProcess(NamedTuple):
-    """A process that reads queues; its member's pod may have had other processes before."""
+    """A sidecar process that reads queues; its pod may have had other processes before."""
 
     member: str
     uid: str
@@ -73,7 +73,7 @@ class Redelivery(NamedTuple):
 
 
 class RedeliveryRules(NamedTuple):
-    """The facts that determine causes: which queues were forced, and which readers have ended."""
+    """What causes depend on: the queues that were granted by force, and whether a reader has ended."""
 
     forced_queues: Container[Queue]
     has_ended: Callable[[ReaderProcess], bool]
@@ -82,7 +82,7 @@ class RedeliveryRules(NamedTuple):
 def count_redelivered(delivered: UncommittedDelivery, start_offset: int) -> int:
     """Return how many offsets that the app was given are read again by a reader that begins at `start_offset`.
 
-    After a crash, the offsets that were uncommitted at the last page count: a later start does not lower their number.
+    After a crash, all offsets count that were uncommitted in the last page, even if the next reader begins later.
     """
     first_repeated = start_offset
     if not delivered.is_last and delivered.committed_offset is not None:
@@ -93,7 +93,7 @@ def count_redelivered(delivered: UncommittedDelivery, start_offset: int) -> int:
 def find_cause(
     queue: Queue, delivered: UncommittedDelivery, reader: ReaderProcess, rules: RedeliveryRules
 ) -> RedeliveryCause | None:
-    """Return why another process reads a queue; None while the previous reader may still report that it released it."""
+    """Return why another process reads a queue; None if the previous reader may still report the queue's release."""
     if delivered.cause:
         return delivered.cause
     if delivered.reader.uid == reader.uid:  # a later process of the same pod
@@ -104,7 +104,7 @@ def find_cause(
 
 
 class DeliveryTracker:
-    """The messages that readers of a group's queues gave to their apps and did not commit, by pages and reports."""
+    """Tracks the messages that readers of a group's queues gave to their apps and did not commit."""
 
     def __init__(self) -> None:
         self.by_queue: dict[Queue, UncommittedDelivery] = {}
@@ -129,15 +129,15 @@ class DeliveryTracker:
     ) -> list[Redelivery]:
         """Store a reader's progress in queues that it owns; return the redeliveries in queues that it has taken over.
 
-        The caller leaves out queues that the reader drains: `record_report` stores their offsets (the queues of `page`
-        are those that both the assignment and the report's `held` give to the reader). At most `max_queues` queues are
+        `page` has only queues that both the assignment and the report's `held` give to the reader: the caller leaves
+        out queues that the reader drains, whose offsets `record_report` stores. At most `max_queues` queues are
         tracked, and never more than MAX_TRACKED_QUEUES.
         """
         redelivered: list[Redelivery] = []
         max_queues = min(max_queues, MAX_TRACKED_QUEUES)
         for queue, progress in page.items():
             entry = self.by_queue.get(queue)
-            # The reader of an entry with a cause has lost the queue: the queue's next reader may be the same process.
+            # If an entry has a cause, its reader has lost the queue. The next reader may be the same process.
             if entry is not None and (entry.cause or entry.reader != reader):
                 if progress.start_offset is None and progress.committed_offset is None:
                     continue  # the reader has not begun yet
@@ -166,10 +166,12 @@ class DeliveryTracker:
     def record_report(self, previous: Report, report: Report, assignment: Assignment | None, now: float) -> None:
         """Store the final offsets of queues that a member gives up, according to its report and the previous one.
 
-        A member gives a queue up when its drain starts: `held` no longer names the queue. While the drain lasts,
-        `releasing` does. From then on, `uncommitted` has an entry for the queue if messages are uncommitted: without an
-        entry, all are committed. If a member gives up very many queues, some entries do not fit into its report
-        (MAX_UNCOMMITTED_ENTRIES): messages of those queues are not counted.
+        - A member gives a queue up when it starts to drain it: the queue moves from the report's `held` to `releasing`,
+          and leaves that when the drain is over.
+        - From the start of the drain, `uncommitted` has an entry for the queue if messages are uncommitted. Without an
+          entry, all are committed.
+        - If a member gives up very many queues, some entries do not fit into its report (MAX_UNCOMMITTED_ENTRIES):
+          messages of those queues are not counted.
         """
         fields = attrgetter("held", "releasing", "uncommitted")
         if fields(previous) == fields(report):
@@ -190,13 +192,13 @@ class DeliveryTracker:
             if was_granted_away and queue in forced_queues:  # the next owner reads without waiting for this report
                 self.by_queue[queue] = self.by_queue[queue]._replace(cause=RedeliveryCause.FORCED)
             elif final and may_track:
-                # During the drain, the cause is open: the member may still crash, or lose the queue by force.
+                # During the drain, the cause is not known yet: the member may still crash, or lose the queue by force.
                 cause = None if queue in draining else RedeliveryCause.HANDOVER
                 self.by_queue[queue] = UncommittedDelivery(
                     reader, final.start, final.given, None, now, is_last=True, cause=cause
                 )
             elif queue in tracked:
-                del self.by_queue[queue]  # everything is committed
+                del self.by_queue[queue]  # without an entry in `uncommitted`, everything is committed
 
     def queues_awaiting_reader(self, has_ended: Callable[[ReaderProcess], bool], now: float) -> set[Queue]:
         """Return the queues whose reader ended lately, and whose next reader has not reported where it began.

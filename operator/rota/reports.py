@@ -12,14 +12,14 @@ from rota.ranges import MAX_TOPIC_BROKER_PAIRS, check_ranges, count_topic_broker
 MAX_UNCHECKED_BYTES = 64 * 1024  # up to this size, the parts of a report are not checked before decoding
 MAX_PART_BYTES = {"held": 2 * 2**20, "releasing": 2 * 2**20, "brokers": 2**17, "troubles": 2**18, "uncommitted": 2**18}
 MAX_INCARNATION_DIGITS = 12  # digits of a process's number
-MAX_FIELD_BYTES = 4096  # of each other field of a report
-# Of `uncommitted`: a sidecar reports no more, and the operator reads no more. However long the names of topics and
-# brokers are, so many entries take less than MAX_PART_BYTES.
+MAX_FIELD_BYTES = 4096  # limit of each field that MAX_PART_BYTES does not name
+# Limit of entries in `uncommitted`, for the sidecar that writes them and the operator that reads them. So many entries
+# take less than MAX_PART_BYTES, however long the names of topics and brokers are.
 MAX_UNCOMMITTED_ENTRIES = 400
 
 
 class ReportTooLargeError(ValueError):
-    """A part of a report exceeds its limit; its member does not count as unreachable, though."""
+    """A part of a report exceeds its limit; the member counts as responding all the same."""
 
 
 # Why a member is not reading a queue; empty while it is reading.
@@ -65,12 +65,12 @@ class Uncommitted(Struct, frozen=True, omit_defaults=True):
 
 
 class Report(Struct, frozen=True, kw_only=True, weakref=True):
-    """A member's state in one consistent cut: the member consumes no queue that the report does not name."""
+    """A member's state at one moment: the member consumes no queue that the report does not name."""
 
     member: str
     uid: str
     generation: Generation
-    revision: int = 0  # grows with each change, except of fields that it ignores (below)
+    revision: int = 0  # grows with each change of the report, except of `states` and `uncommitted`
     reads: int = 1  # the highest document schema that the member reads
     state: Literal["serving", "draining", "drained"] = "serving"
     final: bool = False  # the member drains for good, since its pod ends
@@ -82,9 +82,9 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     settings: str = ""  # `settings_digest` of the group.json in force; members of earlier versions may not say
     # How often brokers notified the member of joining or leaving consumers; None: not reported by earlier versions.
     consumers_changed: int | None = msgspec.field(name="consumersChanged", default=None)
-    states: dict[str, int] = {}  # how many queues the member is not reading now, by state; `revision` ignores them
-    uncommitted: list[Uncommitted] = []  # `revision` ignores them; final for a queue that the member has released
-    incarnation: str = ""  # of the sidecar's process; another one after a restart. See `incarnation_number`
+    states: dict[str, int] = {}  # how many queues the member is not reading now, by QueueState
+    uncommitted: list[Uncommitted] = []  # offsets of queues being released, or released lately (then they are final)
+    incarnation: str = ""  # identifies the sidecar's process; see `incarnation_number`
 
     @property
     def active_queues(self) -> frozenset[Queue]:
@@ -130,9 +130,9 @@ _ReportParts = msgspec.defstruct(
 
 
 def _check_part_sizes(text: bytes | str) -> bytes | str:
-    """Return a report whose parts are within their limits, or raise ValueError; decoding takes 20 times their memory.
+    """Return the report if each part is within its limit, else raise ValueError: decoding takes 20 times a part's size.
 
-    A large report is returned with each key once: of duplicate keys, only the last one was checked.
+    A large report is encoded again, with each key once: of duplicate keys, only the last one was checked.
     """
     if len(text) <= MAX_UNCHECKED_BYTES:
         return text
@@ -170,7 +170,10 @@ def decode_report(text: bytes | str) -> Report:
 
 
 def leads_to_same_plan(previous: Report | None, report: Report) -> bool:
-    """Whether two reports lead to the same plan: they differ at most in queue states, uncommitted offsets, notices."""
+    """Whether two reports lead to the same plan.
+
+    If so, they differ at most in queue states, uncommitted offsets, and brokers' notices of consumers.
+    """
     if previous is None:
         return False
     report = msgspec.structs.replace(report, states=previous.states, uncommitted=previous.uncommitted)

@@ -38,14 +38,14 @@ class SignedRequest(NamedTuple):
 
 
 def fingerprint(key: bytes) -> str:
-    """Return a short identifier from which the key cannot be derived."""
+    """Return a short identifier of a key, from which the key cannot be derived."""
     return _hmac(key, _FINGERPRINT_PREFIX).hex()[:16]
 
 
 def sign_request(keys: Iterable[bytes], request: SignedRequest) -> str:
     """Return the signature header of a request: a signature with each key, the current one first.
 
-    Replaying it to the same pod has no effect: reports are reads, and a final drain is idempotent.
+    Replaying a request to the same pod has no effect: requests for reports only read, and a final drain is idempotent.
     """
     return ",".join(_request_signatures(keys, request))
 

@@ -10,11 +10,14 @@ def format_time(seconds: float, precision: str = "milliseconds") -> str:
 
 
 def parse_time(text: object) -> float | None:
-    """Return the seconds since 1970 of a time; None if it is no time with a zone in UTC's years 1 to 9999."""
+    """Return the seconds since 1970 of a time.
+
+    None if the text is not a time, has no zone, or is outside the years 1 to 9999 in UTC.
+    """
     return _parse(text) if isinstance(text, str) else None
 
 
-@lru_cache(64)  # queues that one document revokes have the same time
+@lru_cache(64)  # all queues that one document revokes have the same time text
 def _parse(text: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)

@@ -1,4 +1,7 @@
-"""TLS from text in memory: the authorities to trust, and a certificate with its private key."""
+"""TLS contexts from PEM texts instead of files: trusted authorities, and a certificate with its private key.
+
+Also reads a certificate's dates, and mounted Secrets.
+"""
 
 import hashlib
 import os
@@ -14,11 +17,11 @@ from typing import NamedTuple
 _CERTIFICATE_PATTERN = re.compile(r"-----BEGIN CERTIFICATE-----[\x00-\x7f]*?-----END CERTIFICATE-----")
 
 # Tags of ASN.1 in a certificate (RFC 5280).
-_VERSION_TAG = 0xA0  # of the optional field before the serial number
+_VERSION_TAG = 0xA0  # tag of the optional field `version`, before the serial number
 _UTC_TIME_TAG = 0x17  # YYMMDDhhmmssZ
 _GENERALIZED_TIME_TAG = 0x18  # YYYYMMDDhhmmssZ
-_LONG_LENGTH = 0x80  # in a length's first byte: its other bits are the number of bytes that follow
-_FIRST_YEAR_OF_1900S = "50"  # years of two digits from here on are in the twentieth century
+_LONG_LENGTH = 0x80  # flag in the first length byte: its other bits are the number of length bytes that follow
+_FIRST_YEAR_OF_1900S = "50"  # UTCTime has years of two digits: 50 to 99 are 1950 to 1999, 00 to 49 are 2000 to 2049
 
 
 class KeyPair(NamedTuple):
@@ -59,10 +62,11 @@ def certificate_validity(pair: KeyPair) -> Validity | None:
 def _read_validity(der: bytes) -> Validity:
     """Read the field `validity` of a certificate in DER; raise ValueError or IndexError if it is malformed.
 
-    `ssl` reads the dates only of certificates that a peer has shown.
+    It is parsed here, since `ssl` reads the dates only of certificates that a peer has shown.
     """
-    to_be_signed = _element(der, _element(der, 0).start)  # the certificate's first element, tbsCertificate
-    field = _element(der, to_be_signed.start)
+    certificate = _element(der, 0)
+    tbs_certificate = _element(der, certificate.start)
+    field = _element(der, tbs_certificate.start)
     if field.tag == _VERSION_TAG:
         field = _element(der, field.end)
     for _ in ("signature", "issuer", "validity"):  # after the serial number
@@ -87,14 +91,14 @@ def _element(der: bytes, offset: int) -> _Element:
 def _read_time(der: bytes, element: _Element) -> float:
     text = der[element.start : element.end].decode("ascii")
     if element.tag == _UTC_TIME_TAG:
-        text = ("19" if text >= _FIRST_YEAR_OF_1900S else "20") + text
+        text = ("19" if text[:2] >= _FIRST_YEAR_OF_1900S else "20") + text
     elif element.tag != _GENERALIZED_TIME_TAG:
-        raise ValueError("a time has another type")
+        raise ValueError("a time is neither UTCTime nor GeneralizedTime")
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 
 
 def certificate_digest(pair: KeyPair) -> str:
-    """Return the hexadecimal SHA-256 of the first certificate in the text; those of its authorities do not count."""
+    """Return the hexadecimal SHA-256 of the first certificate in the text; of a chain, the others do not count."""
     match = _CERTIFICATE_PATTERN.search(pair.certificate)
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(match[0])).hexdigest() if match else ""
 
@@ -140,7 +144,10 @@ def load_key_pair(context: ssl.SSLContext, pair: KeyPair) -> None:
 
 @contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """Yield the path of a file with this text: `ssl` reads keys from files only. On Linux it is in memory."""
+    """Yield the path of a file with this text, since `ssl` reads keys from files only.
+
+    On Linux the file is in memory, so the key is never on a disk.
+    """
     if not hasattr(os, "memfd_create"):
         with NamedTemporaryFile("w", encoding="utf-8") as file:
             file.write(text)

@@ -1,16 +1,18 @@
-"""Noise filter for queue weights: new weights are used only if they show another load for some member, clearly."""
+"""Noise filter for queue weights: new weights are used only if they clearly show another load for some member."""
 
 from collections.abc import Mapping
 from math import sqrt
 
 from rota.model import Queue
 
-# A member's load has changed if it differs by more than both limits; errors of 10 % in each weight cause less.
-# A share of the root of the sum of the squared weights of a member's queues, as their errors partly cancel out.
+# A member's load counts as changed if it differs by more than both limits. Errors of 10 % in each weight cause less.
+#
+# First limit: this share of the root of the sum of squared weights of the member's queues. Errors of several queues
+# partly cancel out, so they grow like this root, and not like the sum.
 NOISE_SHARE = 0.3
-# A share of the mean load, for errors that do not cancel out. Balanced chooses queues by their measured weights, so one
-# member may have got just the queues that looked too heavy. The next measurement then shows a load that is lower by up
-# to 10 %, though no queue's rate has changed.
+# Second limit: this share of the mean load, for errors that do not cancel out. Balanced chooses queues by their
+# measured weights, so one member may have got just the queues that looked too heavy. The next measurement then shows a
+# load that is lower by up to 10 %, though no queue's rate has changed.
 MIN_CHANGE_SHARE = 0.12
 
 Weights = Mapping[Queue, float]
@@ -25,11 +27,12 @@ def filter_noise(previous: Weights, current: Weights, owners: Mapping[Queue, str
     previous_total = sum(previous.values())
     if previous.keys() != current.keys() or not previous_total:
         return current
-    changes: dict[str, float] = {}  # by owner; queues without an owner count as those of one more member
+    changes: dict[str, float] = {}  # by owner; queues without an owner count as if one more member had them
     squares: dict[str, float] = {}
     for queue, weight in current.items():
         owner = owners.get(queue, "")
-        unchanged = previous[queue] * total / previous_total  # if all weights grow alike, no member's share changes
+        # The previous weight, scaled to the present total: if all weights grow alike, no member's share changes.
+        unchanged = previous[queue] * total / previous_total
         changes[owner] = changes.get(owner, 0.0) + weight - unchanged
         squares[owner] = squares.get(owner, 0.0) + weight * weight
     owner_count = len(changes.keys() - {""})

@@ -107,10 +107,10 @@ def test_lag_columns_agree_with_the_samples_of_each_queue(
 ) -> None:
     queue_samples = [(with_times(history), start_from) for history, start_from in drawn]
     offset_columns, last_rows = columns(queue_samples, order)
-    judged_rows = np.array(last_rows, np.intp)
+    wanted_rows = np.array(last_rows, np.intp)
     lags = compute_lags(offset_columns)
-    states = compute_lag_states(offset_columns, lags, judged_rows, window).tolist()
-    delays = compute_delays(offset_columns, lags, judged_rows).tolist()
+    states = compute_lag_states(offset_columns, lags, wanted_rows, window).tolist()
+    delays = compute_delays(offset_columns, lags, wanted_rows).tolist()
     for (samples, start_from), row, state, delay in zip(queue_samples, last_rows, states, delays, strict=True):
         if samples[-1].committed_offset == OFFSET_UNKNOWN:
             assert lags[row] == LAG_UNKNOWN

@@ -14,6 +14,7 @@ from rota.pipeline.history.hours import hour_of
 from rota.pipeline.history.ordering import AssignmentRecord
 from rota.pipeline.history.samples import Integers
 from rota.records import (
+    ConditionRecord,
     Fact,
     HandoverRecord,
     MembershipRecord,
@@ -21,13 +22,12 @@ from rota.records import (
     OffsetsRecord,
     OwnersRecord,
     PlanRecord,
-    VerdictRecord,
 )
 
 MICROS_PER_HOUR = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Records of a group's state at one time. They show until when the operator has recorded the group.
-_STATE_RECORDS = (PlanRecord, ObeyedRecord, OwnersRecord, OffsetsRecord, VerdictRecord)
+_STATE_RECORDS = (PlanRecord, ObeyedRecord, OwnersRecord, OffsetsRecord, ConditionRecord)
 _Kind = TypeVar("_Kind", bound=Fact)
 
 

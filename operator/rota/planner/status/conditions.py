@@ -37,7 +37,7 @@ _NO_PROBLEM = Finding(Reason.SETTLED, "No problems")
 
 
 class GroupProgress(NamedTuple):
-    """The condition Progressing: whether queues change hands or will do so without a user's action; and why or why not."""
+    """The condition Progressing: whether queues change hands, or will without a user's action; and why or why not."""
 
     finding: Finding
     is_active: bool
