@@ -179,7 +179,7 @@ class GroupDeliveries:
         for uid in ended:
             del self._members[uid], self._revisions[uid]
         # A pod may name other queues each time. To limit memory, drop totals of queues that no member's last report
-        # names. More totals than queues in these reports show that there are some.
+        # names. Such totals exist if totals outnumber the queues in these reports.
         if ended or len(self.totals_by_queue) > sum(len(member.queues) for member in self._members.values()):
             named: set[tuple[Queue, str]] = set()
             for uid, member in self._members.items():

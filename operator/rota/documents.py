@@ -1,6 +1,6 @@
 """The assignment document: which member owns which queue. The operator writes it to a ConfigMap, members read it.
 
-Anyone with access to ConfigMaps can write one, so reading limits size, nesting and numbers before objects are made.
+Any user with access to ConfigMaps can write one, so a reader checks size, nesting and numbers.
 """
 
 import gzip

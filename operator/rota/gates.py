@@ -111,8 +111,8 @@ def budget_spent(facts: GateFacts) -> Hold | None:
     return None
 
 
-# Users read about the first gate that holds. Gates that time alone does not end come first; so is `budget_spent` if the
-# budget is 0, but it stays in its place.
+# Users read about the first gate that holds. Gates that hold until something changes come before temporary ones;
+# `budget_spent` is temporary unless the budget is 0.
 GATES: tuple[Callable[[GateFacts], Hold | None], ...] = (
     invalid_policy,
     nothing_would_change,

@@ -100,7 +100,7 @@ TRANSITIONS: dict[tuple[OwnershipState, Proof, DesiredChange], Act] = {
 class HolderEvidence:
     """The evidence about a holder, or about one process of its pod, at this time."""
 
-    ended: bool = False  # as a deletion event, a consistent read or a later process of the pod has shown
+    ended: bool = False  # proved, such as by a deletion event, a consistent read, or a later process of the pod
     terminating: bool = False
     ready: bool = True
     report: Report | None = None

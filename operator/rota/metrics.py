@@ -76,7 +76,7 @@ class ComputedMetric:
 
 
 class Metrics:
-    """The metrics of one process: those that it declares, and those of Python and of the operating system."""
+    """The metrics of one process: those that it declares, those of Python, and those of the process itself."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -54,8 +54,8 @@ def distinct_client_ids(ids: Collection[str]) -> Iterator[str]:
     """Yield client ids as distinct roster members.
 
     If brokers list an id twice, the reference client counts two clients. The first one gets a share; the queues of the
-    second one are consumed by nobody. To compute the same owners, a repeated id becomes a name of its own: the id and
-    a NUL, which sorts right after the id, and which no consumer has.
+    second one have no consumer. To compute the same owners, a repeated id becomes a name of its own: the id and a NUL,
+    which sorts right after the id, and which no consumer has.
     """
     occurrences = Counter[str]()
     for client in ids:
