@@ -174,7 +174,7 @@ class RedeliveredRecord(Fact, frozen=True, kw_only=True, tag="redelivered", rena
 
 
 class GapRecord(Record, frozen=True, kw_only=True, tag="gap"):
-    """The number of records that one writer dropped between `since` and `at`; they may be of any groups."""
+    """The number of one writer's records that are missing between `since` and `at`; they may be of any groups."""
 
     writer: str
     since: Time

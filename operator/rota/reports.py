@@ -172,7 +172,7 @@ def decode_report(text: bytes | str) -> Report:
 def leads_to_same_plan(previous: Report | None, report: Report) -> bool:
     """Whether two reports lead to the same plan.
 
-    If so, they differ at most in queue states, uncommitted offsets, and brokers' notices of consumers.
+    They do if they differ at most in queue states, uncommitted offsets, and brokers' notices of consumers.
     """
     if previous is None:
         return False

@@ -19,7 +19,7 @@ from rota.planner.snapshot import PodSnapshot, Snapshot
 from rota.spec import Handover, PolicySpec
 from rota.timestamps import format_time, parse_time
 
-UNKNOWN_SPENT_MOVES = 1_000_000  # moves counted as spent if the policy's budget is not known: more than any budget
+UNKNOWN_SPENT_MOVES = 1_000_000  # moves counted as spent if the budget is not known: as many as the largest budget
 MAX_PLAUSIBLE_GENERATION = 2**52  # higher ones are ignored: half of `documents.MAX_GENERATION`, so others can follow
 
 

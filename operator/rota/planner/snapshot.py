@@ -61,12 +61,12 @@ class PodSnapshot:
     restarts: int = 0  # of its sidecar within the last ten minutes
     serving_for: float = math.inf  # seconds since the present process has both reported and been Ready
     obstacle: str = ""  # why its containers do not run, as Kubernetes reports it
-    room: str | None = None  # the machine room of its node; None: unknown
+    room: str | None = None  # its machine room, by its own label or its node's; None: unknown
     client_id: str = ""
     decoded_report: DecodedReport | None = None  # its last report, if that names this pod's uid
     unreachable_for: float = 0.0  # seconds since its first unanswered request; 0: none
     rejected_for: float = 0.0  # seconds for which its responses have been ignored: unsigned or too large
-    # Brokers that the pod cannot reach, each with the seconds for which other pods have reached it; 0: no pod does.
+    # Brokers that the pod cannot reach, each with the seconds for which only other pods have reached it; 0: none does.
     cut_off_brokers: Mapping[str, float] = field(default_factory=dict)
     poke: Poke = NO_POKE
     poked_for: float = 0.0  # seconds since the poke last changed

@@ -22,7 +22,8 @@ from rota.planner.snapshot import PodSnapshot, Snapshot, names_of
 # nothing: a later process may soon inherit the queues. This is far below RESUME_SECONDS.
 MAX_SILENCE_SECONDS = 20.0
 INCARNATIONS_SCHEMA = 2  # the document schema in which shares name incarnations
-# How long a member must serve after its first, second, third, and each later restart before it gets queues.
+# How long a member must serve after its first, second, third, and each later restart within ten minutes before it gets
+# queues.
 RESTART_PAUSES_SECONDS = (1.0, 10.0, 60.0, 300.0)
 
 
