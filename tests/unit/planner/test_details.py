@@ -1241,6 +1241,11 @@ WEIGHED = {"document": replace(THREE_MEMBERS, strategy="Balanced"), "policy": a_
             "The subscription is now orders, payments",
         ),
         (
+            two_topics("payments", "orders", orders=a_view(5), payments=PAYMENTS),
+            "SubscriptionChanged",
+            "The subscription is now orders, payments",
+        ),
+        (
             two_topics(*"edcba", **{topic: a_view(1, topic=topic) for topic in "abcde"}),
             "SubscriptionChanged",
             "The subscription is now a, b, c and 2 more",

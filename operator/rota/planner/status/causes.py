@@ -88,14 +88,15 @@ def _cause_by_queues(situation: Situation) -> Finding | None:
     # The assignment does not have the queues of unmanaged consumers, so an unassigned queue need not be a new one.
     added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.unassigned)
     removed = set(subscribed.unsubscribed)
-    if added and _topics_of(added) <= {*subscribed.assigned_by_topic, subscribed.retry_topic}:
-        return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
     if not (added or removed):
         return None
     topics = _topics_of(subscribed.queues)
-    if removed and _topics_of(removed) <= topics:
-        return Finding(Reason.QUEUES_REMOVED, f"{pluralize(len(removed), 'queue')} removed: {_join_queues(removed)}")
-    return Finding(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {join_names(sorted(topics))}")
+    assigned_topics = {*subscribed.assigned_by_topic, subscribed.retry_topic}
+    if not (_topics_of(added) <= assigned_topics and _topics_of(removed) <= topics):
+        return Finding(Reason.SUBSCRIPTION_CHANGED, f"The subscription is now {join_names(sorted(topics))}")
+    if added:
+        return Finding(Reason.QUEUES_ADDED, f"{pluralize(len(added), 'queue')} added: {_join_queues(added)}")
+    return Finding(Reason.QUEUES_REMOVED, f"{pluralize(len(removed), 'queue')} removed: {_join_queues(removed)}")
 
 
 def _topics_of(queues: Iterable[Queue]) -> set[str]:

@@ -34,6 +34,7 @@ def a_record(number: int = 1, at: str = "2026-11-21T09:00:00.000Z", message: str
 
 
 EARLY = a_record(1, "2026-11-21T08:59:59.999Z")
+EARLY_TOO = a_record(4, "2026-11-21T08:59:59.999Z")
 LATE = a_record(2)
 
 
@@ -61,14 +62,14 @@ def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_journal_records_go_to_segments_of_their_hour_and_pod(tmp_path: Path) -> None:
     write_records(str(tmp_path), "operator-a", EARLY, LATE)
-    write_records(str(tmp_path), "operator-a", EARLY, a_record(3))
+    write_records(str(tmp_path), "operator-a", EARLY_TOO, a_record(3))
     assert lines_by_hour(tmp_path) == {
-        "2026-11-21T08": [encode_line(EARLY)],
+        "2026-11-21T08": [encode_line(EARLY), encode_line(EARLY_TOO)],
         HOUR: [encode_line(LATE), encode_line(a_record(3))],
     }
     names = [parse_segment(key) for key in segments(tmp_path)]
     assert {name.pod for name in names if name} == {"operator-a"}
-    assert len({*names}) == 3
+    assert len({*names}) == 4
     assert not [*(tmp_path / ".spool").iterdir()]
 
 
