@@ -64,7 +64,7 @@ class QueueProgress(NamedTuple):
 
     start_offset: int | None  # the offset at which the member began to read
     delivered_offset: int | None  # the highest offset that the app was given
-    committed_offset: int | None
+    committed_offset: int | None  # or the one that an unanswered pull carries, if that is higher
 
 
 class ProgressPage(NamedTuple):

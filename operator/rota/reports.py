@@ -39,7 +39,7 @@ class QueueStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
     topic: str
     broker: str
     id: int
-    committed: int | None  # None: it is not known yet
+    committed: int | None  # also one that an unanswered pull carries; None: it is not known
     pulled: int  # offset of the next pull
     buffered: int
     locked: bool

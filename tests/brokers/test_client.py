@@ -283,8 +283,9 @@ async def test_connection_to_the_old_address_of_a_moved_broker_is_closed(network
 # Calls that fail.
 
 
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.PULL_MESSAGE])
 async def test_request_that_must_run_once_is_not_repeated_at_a_moved_broker(
-    network: BrokerNetwork, monkeypatch: pytest.MonkeyPatch
+    network: BrokerNetwork, monkeypatch: pytest.MonkeyPatch, code: RequestCode
 ) -> None:
     monkeypatch.setattr(clients, "LOOKUP_INTERVAL_SECONDS", 0.0)
     old = await network.broker("a", lambda _: None)
@@ -292,10 +293,10 @@ async def test_request_that_must_run_once_is_not_repeated_at_a_moved_broker(
     await cluster.queues("orders")
     new = await network.broker("a")
     with pytest.raises(UnreachableError, match="the peer closed the connection"):
-        await cluster._client.call("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
-    assert (old.codes(), new.codes()) == ([RequestCode.SEND_MESSAGE_V2], [])
-    await cluster._client.call("a", Frame(code=RequestCode.SEND_MESSAGE_V2))
-    assert new.codes() == [RequestCode.SEND_MESSAGE_V2]
+        await cluster._client.call("a", Frame(code=code))
+    assert (old.codes(), new.codes()) == ([code], [])
+    await cluster._client.call("a", Frame(code=code))
+    assert new.codes() == [code]
 
 
 async def test_request_that_is_idempotent_is_repeated_at_a_moved_broker(

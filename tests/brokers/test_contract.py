@@ -503,6 +503,24 @@ async def test_offset_commit_sent_with_a_pull_undoes_no_commit_after_the_respons
         assert {*offsets} == {2 * number + 1}
 
 
+async def test_offset_commit_sent_with_a_held_pull_undoes_no_commit_after_it_was_read(testbed: ContractCluster) -> None:
+    queues = await testbed.topic(8)
+    member = await testbed.joined_member(queues[0].topic)
+    await asyncio.gather(*(testbed.send(queue, "one") for queue in queues))
+    await member.commit(queues[0], 0)  # first commits are not sent concurrently
+
+    async def hand_over(queue: Queue, number: int) -> int | None:
+        pulling = asyncio.create_task(member.pull(queue, 1, wait_seconds=LONG_POLL_SECONDS, commit_offset=2 * number))
+        await soon(lambda: _is_committed(member, queue, 2 * number))
+        await member.commit(queue, 2 * number + 1)
+        pulling.cancel()
+        return await member.committed_offset(queue)
+
+    for number in range(50):
+        offsets = await asyncio.gather(*(hand_over(queue, number) for queue in queues))
+        assert {*offsets} == {2 * number + 1}
+
+
 async def _is_committed(member: Consumer, queue: Queue, offset: int) -> bool:
     return await member.committed_offset(queue) == offset
 

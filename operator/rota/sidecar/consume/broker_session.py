@@ -144,7 +144,7 @@ class BrokerSession:
         lease = self._host.member.leases.get(queue)
         locked_at = lease.locked_at if lease else None
         return ConsumedQueue(
-            committed_offset=window.committed_offset or 0,
+            committed_offset=reader.reported_offset or 0,
             min_buffered_offset=window.committable_offset,
             max_buffered_offset=window.last_offset or 0,
             buffered_messages=window.unfinished_count,

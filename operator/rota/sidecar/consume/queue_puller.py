@@ -147,6 +147,8 @@ class QueuePuller:
         self._host.metrics.pulls.labels(result_label(pulled, admission)).inc()
         self._count_filtered(offset, pulled)
         self._window.add_pull(offset, pulled)
+        if pulled.correction:
+            self._committer.start_commit()  # the pull may have overwritten the user's offset
         self._refused_message = None
         if admission.refused_bytes:
             self._refused_message = RefusedMessage(pulled.next_offset, admission.refused_bytes)

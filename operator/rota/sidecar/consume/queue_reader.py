@@ -45,6 +45,11 @@ class QueueReader:
         self._puller = QueuePuller(source, self._committer, self._requests, memory=self, offer=offer)
         self.pull_status = self._puller.status
 
+    @property
+    def reported_offset(self) -> int | None:
+        """The committed offset as reports show it: with the one that an unanswered or cancelled pull carries."""
+        return self._committer.reported_offset
+
     def run_command(self, command: Command) -> None:
         """Start a command; its answer comes by `ReaderHost.answer_command`."""
         lease_number = command.lease_number
@@ -109,5 +114,4 @@ class QueueReader:
 
     def start_commit(self) -> None:
         """Start a commit, unless one is in progress; commits of other queues do not wait for it."""
-        if not self._committer.commit_lock.locked():
-            self._source.start_task(self.commit())
+        self._committer.start_commit()

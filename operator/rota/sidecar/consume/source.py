@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from rota.brokers.errors import BrokerError, ConsumptionDisabledError, RejectedError, UnreachableError
 from rota.brokers.port import Consumer
@@ -18,6 +18,8 @@ from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.sidecar_metrics import SidecarMetrics
 from rota.spec.resolved import GroupSettings
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -85,21 +87,21 @@ class QueueSource:
         self.is_retry_topic = queue.topic == RETRY_TOPIC_PREFIX + session.settings.group
         self.changed = ChangeEvent()  # set by a command, the end of a delivery, a reset, new limits, or granted memory
         self._memory_budget = host.memory_budget
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def on_change(self) -> None:
         """Continue after a change; other queues may take memory that became free."""
         self.changed.set()
         self._memory_budget.grant_waiting()
 
-    def start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def start_task(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
         """Run a coroutine as a task; log its failure."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.error("A task of queue %s failed", self.queue, exc_info=error)

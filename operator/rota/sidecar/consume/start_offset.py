@@ -40,7 +40,7 @@ async def find_start_offset(
         return committed
     # A commit that a cancellation interrupts may reach the broker later, and then replace an offset of the next owner.
     return await shield_until_done(
-        _store_start(queue, offset_store, await _look_up_start(queue, consumer, start_from, consuming_since))
+        commit_and_verify(offset_store, queue, await _look_up_start(queue, consumer, start_from, consuming_since))
     )
 
 
@@ -59,13 +59,13 @@ async def _look_up_start(queue: Queue, consumer: Consumer, start_from: StartFrom
     return await consumer.offset_at_time(queue, consuming_since)
 
 
-async def _store_start(queue: Queue, offset_store: OffsetStore, start_offset: int) -> int:
-    """Store the first offset of a queue, and verify it: brokers lose one of two commits that arrive together.
+async def commit_and_verify(offset_store: OffsetStore, queue: Queue, offset: int) -> int:
+    """Commit the first offset of a queue, and return the stored one: brokers lose one of two that arrive together.
 
     Without a stored offset the next member would look up `Latest` later, and skip the messages in between.
     """
     for _ in range(_MAX_TRIES):
-        await commit_offset(offset_store, queue, start_offset)
+        await commit_offset(offset_store, queue, offset)
         if (committed := await offset_store.committed_offset(queue)) is not None:  # a user may have just set it
             return committed
     raise UnreachableError(f"The broker confirmed the first offset of {queue}, but does not return it")

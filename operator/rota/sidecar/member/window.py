@@ -264,6 +264,12 @@ class QueueWindow:
         if self._is_current(commit) and commit.offset > known_offset:
             self.committed_offset = commit.offset
 
+    def committed_with(self, carried: Commit | None) -> int | None:
+        """Return the committed offset, or that of an unanswered commit if it is higher; None: the former is unknown."""
+        if carried is None or self.committed_offset is None or not self._is_current(carried):
+            return self.committed_offset
+        return max(self.committed_offset, carried.offset)
+
     def skip_if_passed(self, commit: Commit, group_offset: int) -> bool:
         """Continue at the group's offset and return True if it is above the commit: others have consumed the queue."""
         if not self._is_current(commit) or group_offset <= commit.offset:

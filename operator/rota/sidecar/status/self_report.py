@@ -34,6 +34,10 @@ class ReportedReader(Protocol):
     window: QueueWindow
     pull_status: PullStatus
 
+    @property
+    def reported_offset(self) -> int | None:
+        """The committed offset, or a higher one that an unanswered or cancelled pull carries; None: unknown."""
+
 
 class QueuesPage(Struct, frozen=True):
     """Progress of some of the member's queues; `next` is the index of the next page's first queue, if any."""
@@ -106,7 +110,8 @@ def _uncommitted_entries(member: Member, readers: Mapping[Queue, ReportedReader]
 def _uncommitted(queue: Queue, window: QueueWindow) -> Uncommitted | None:
     """Return the offsets of the messages that the queue's next owner would deliver again; None if there are none.
 
-    They were already given to the app, but their offset is not committed.
+    They were already given to the app, but their offset is not committed. An offset that an unanswered pull carries
+    does not count here: the drain's commit decides whether the broker has it.
     """
     if window.max_sent_offset is None or not window.would_repeat:
         return None
@@ -114,7 +119,14 @@ def _uncommitted(queue: Queue, window: QueueWindow) -> Uncommitted | None:
 
 
 def queues_page(start: int, member: Member, readers: Mapping[Queue, ReportedReader], now: float) -> QueuesPage:
-    """Return the progress of the member's queues from index `start` on, in the order in which they were assigned."""
+    """Return the progress of the member's queues from index `start` on, in the order in which they were assigned.
+
+    `committed` includes an offset that an unanswered pull carries: the operator counts by `committed` which messages a
+    crash of the member repeats (`rota.redelivery`), and usually the broker has stored that offset. If it has not, for
+    example because it was killed, `committed` is too high until the next commit. A crash before that commit repeats
+    more messages than the operator counts, but none is lost: the next reader starts at the broker's offset. The lag of
+    Broadcasting groups, which the operator computes from `committed`, is not affected: their pulls carry no offset.
+    """
     stop = start + PROGRESS_PAGE_QUEUES
     page = islice(readers.items(), start, stop)
     statuses = [_queue_status(queue, reader, member, now) for queue, reader in page]
@@ -124,7 +136,7 @@ def queues_page(start: int, member: Member, readers: Mapping[Queue, ReportedRead
 def _queue_status(queue: Queue, reader: ReportedReader, member: Member, now: float) -> QueueStatus:
     window = reader.window
     lease = member.leases.get(queue)
-    committed = window.committed_offset if window.has_start_offset else None
+    committed = reader.reported_offset if window.has_start_offset else None
     locked = bool(lease and lease.locked_at is not None)
     pulled_at = reader.pull_status.answered_at
     age = round(now - pulled_at, 3) if pulled_at else None

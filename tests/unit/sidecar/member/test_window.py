@@ -342,6 +342,21 @@ def test_window_reset_voids_the_groups_offset_read_after_an_earlier_commit() -> 
     assert window.next_offset == 1
 
 
+def test_window_adds_an_unanswered_commit_to_a_known_offset_unless_it_was_reset_since() -> None:
+    window = a_window(0, 1, 2)
+    finish(window, a_delivery(window))
+    commit = window.next_commit()
+    assert commit
+    window.committed_offset = 1
+    assert (window.committed_with(None), window.committed_with(commit), window.committed_offset) == (1, 3, 1)
+    window.committed_offset = 4
+    assert window.committed_with(commit) == 4
+    window.committed_offset = None
+    assert window.committed_with(commit) is None
+    window.reset(1, committed=1)
+    assert window.committed_with(commit) == 1
+
+
 def test_window_forgets_attempts_with_the_message_and_with_a_reset() -> None:
     window = a_window(0, 1)
     window.extra_attempts |= {0: 3, 1: 2}

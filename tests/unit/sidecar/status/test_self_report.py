@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from builders import a_document
@@ -9,10 +10,12 @@ from rota.brokers.message import Message
 from rota.brokers.port import PullResult
 from rota.documents import encode_assignment
 from rota.model import Queue
+from rota.queue_offsets import decode_progress
+from rota.redelivery import DeliveryTracker, ReaderProcess, RedeliveryRules
 from rota.reports import MAX_UNCOMMITTED_ENTRIES, FullReport, Uncommitted
 from rota.sidecar.member.member import Member
 from rota.sidecar.member.queue_lifecycle import LeaseEvent
-from rota.sidecar.member.window import QueueWindow
+from rota.sidecar.member.window import Commit, QueueWindow
 from rota.sidecar.status.problems import Problems
 from rota.sidecar.status.pull_status import PullStatus
 from rota.sidecar.status.self_report import ReleasedQueues, full_report, queues_page
@@ -26,6 +29,11 @@ class AReader:
 
     window: QueueWindow
     pull_status: PullStatus = field(default_factory=PullStatus)
+    carried: Commit | None = None
+
+    @property
+    def reported_offset(self) -> int | None:
+        return self.window.committed_with(self.carried)
 
 
 def a_window(queue: Queue, start: int = 5, last_sent: int | None = None) -> QueueWindow:
@@ -68,6 +76,25 @@ def test_report_page_has_the_start_offset_and_the_last_one_that_the_app_was_sent
     first, second = queues_page(0, a_member(1, Q, R), readers, 0.0).queues
     assert (first.start, first.given, first.committed) == (5, 7, 5)
     assert (second.start, second.given, second.committed) == (None, None, None)
+
+
+def test_report_page_has_the_offset_that_an_unanswered_pull_carries_but_a_queue_that_drains_is_uncommitted() -> None:
+    member = a_member(1, Q)
+    window = a_window(Q, 5, 7)
+    [delivery] = window.open_deliveries
+    for message in delivery.messages:
+        window.finish_message(delivery, message)
+    readers = {Q: AReader(window, carried=window.next_commit()), R: AReader(QueueWindow(next_offset=0))}
+    page = queues_page(0, member, readers, 0.0)
+    assert [queue.committed for queue in page.queues] == [8, None]
+    progress = decode_progress(msgspec.json.encode(page))
+    assert progress
+    tracker = DeliveryTracker()
+    rules = RedeliveryRules(forced_queues=(), has_ended=lambda _: False)
+    tracker.record_page(ReaderProcess("m1", "uid-m1", "1"), progress.queues, rules, 0.0, max_queues=9)
+    assert tracker.uncommitted_messages == 0
+    obey(member, 2)
+    assert report_of(member, readers).uncommitted == [Uncommitted(*Q, 7, 5)]
 
 
 def test_report_names_uncommitted_offsets_only_of_queues_that_are_given_up() -> None:

@@ -75,9 +75,15 @@ STORED_CODES = frozenset(
     }
 )
 
-# Requests that are not idempotent: a caller must not retry one that the broker may have executed.
+# Requests that are not idempotent: a caller must not retry one that the broker may have executed. A repeated pull would
+# store the offset that it carries after a higher one.
 NOT_IDEMPOTENT = frozenset(
-    {RequestCode.SEND_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET},
+    {
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        RequestCode.PULL_MESSAGE,
+    }
 )
 
 MASTER_ID = 0  # the broker id of a master
