@@ -12,8 +12,9 @@ from rota.sidecar.member.memory_budget import PullAdmission
 from rota.sidecar.member.window import Commit
 
 LONG_POLL_SECONDS = 15.0  # long polling: how long a broker holds a pull while it has no message
-# Pauses between queries for the offset that a pull carries, 3 s in all: brokers usually store it before the first one.
-QUERY_PAUSES_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 1.6)
+# Pauses between queries for the offset that a pull carries; brokers usually store it before the first one. They are
+# 5.5 s in all: a busy broker rejects a pull that has waited for 5 s (its `waitTimeMillsInPullQueue`).
+QUERY_PAUSES_SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 1.6, 2.5)
 
 _log = logging.getLogger(__name__)
 
