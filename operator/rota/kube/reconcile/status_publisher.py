@@ -58,7 +58,7 @@ class CoalescingTask:
     def request(self, work: Callable[[], Awaitable[None]]) -> None:
         """Request a run of `work`, the same function in each call."""
         self._is_requested = True
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = self._tasks.start(self._run(work))
 
     def cancel(self) -> None:
@@ -69,15 +69,9 @@ class CoalescingTask:
             self._task = None
 
     async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            while self._is_requested:
-                self._is_requested = False
-                await work()
-        finally:
-            if (
-                self._task is asyncio.current_task()
-            ):  # not if `cancel` was called, after which another run may have begun
-                self._task = None
+        while self._is_requested:
+            self._is_requested = False
+            await work()
 
 
 class _Step(StrEnum):
