@@ -34,12 +34,12 @@ _QUEUE_STATES = frozenset(get_args(QueueState))
 
 
 class QueueStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A member's progress in a queue, and the reason why it does not read it."""
+    """An entry of /v1/report/queues, not of `Report`: a member's progress in a queue, and why it does not read it."""
 
     topic: str
     broker: str
     id: int
-    committed: int | None  # also one that an unanswered pull carries; None: it is not known
+    committed: int | None  # the offset, or a higher one that an unanswered pull carries; None: not known
     pulled: int  # offset of the next pull
     buffered: int
     locked: bool
@@ -50,7 +50,7 @@ class QueueStatus(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Uncommitted(Struct, frozen=True, omit_defaults=True):
-    """A queue that a member releases, or released lately, without having committed the last messages at the app."""
+    """A queue that a member releases, or released lately, with messages that the app got and that are not committed."""
 
     topic: str
     broker: str
@@ -74,8 +74,8 @@ class Report(Struct, frozen=True, kw_only=True, weakref=True):
     reads: int = 1  # the highest document schema that the member reads
     state: Literal["serving", "draining", "drained"] = "serving"
     final: bool = False  # the member drains for good, since its pod ends
-    held: dict[str, dict[str, str]] = {}  # queues that the member consumes, as ranges
-    releasing: dict[str, dict[str, str]] = {}  # queues that it still drains, as ranges
+    held: dict[str, dict[str, str]] = {}  # by topic and broker, the ids of queues that it consumes: 0-3,7
+    releasing: dict[str, dict[str, str]] = {}  # likewise, of queues that it still drains
     brokers: dict[str, bool] = {}  # whether the member can reach each broker
     troubles: dict[str, str] = {}  # problems of the member: reasons, and a sentence for each
     started: float = 0.0  # start of the process, in seconds since 1970 by its node's clock; 0: not reported
@@ -177,7 +177,8 @@ def leads_to_same_plan(previous: Report | None, report: Report) -> bool:
     if previous is None:
         return False
     report = msgspec.structs.replace(report, states=previous.states, uncommitted=previous.uncommitted)
-    if previous.consumers_changed != report.consumers_changed:  # a notice alone raises the revision, too
+    # A notice raises `revision`, too, so ignore that: any other change shows in another field.
+    if previous.consumers_changed != report.consumers_changed:
         unchanged = previous.consumers_changed
         report = msgspec.structs.replace(report, consumers_changed=unchanged, revision=previous.revision)
     return report == previous

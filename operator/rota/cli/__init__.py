@@ -63,7 +63,7 @@ def explain(*, group: str | None, queue: str | None, output: str, **options: Any
     """Explain why QUEUE (TOPIC/BROKER/ID) has its owner.
 
     For a live GROUP without a QUEUE: an example for each member, and the result of the last rebalance. With -f, for a
-    group in a file: why each queue moves; if none moves, as without --current, an example for each member.
+    group in a file: why each queue moves. If none moves (without --current, none does): an example for each member.
     """
     files = ["filename", "policy", "members", "queues", "name_server", "rooms", "foreign", "current"]
     live = ["operator", "operator_namespace", "lease", "watch", "namespace", *LOGIN_NAMES]
@@ -79,12 +79,13 @@ def explain(*, group: str | None, queue: str | None, output: str, **options: Any
         watch.print_response(request, target, output=output, watch=options["watch"])
         return
     _reject_options(live, "is for a live group; remove this option, or remove -f")
+    # With -f, the group is in the file, and the only argument is the queue; click has stored it as `group`.
     if queue is not None:
         raise ValueError(f"With -f the group is in the file; remove {group!r}, or remove -f")
     from rota.cli.commands import explain
     from rota.cli.console.inputs import read_group_inputs
 
-    queue = group  # with -f, the only argument is the queue
+    queue = group
     explanation = explain.explain_owners(read_group_inputs(options), queue)
     print_value(explanation, output, lambda: explain.print_reasons(explanation))
 

@@ -26,7 +26,7 @@ from rota.object_store.location import Location
 REQUEST_SECONDS = 30.0  # for a whole request with its answer
 CONNECT_SECONDS = 5.0
 RETRIES = 3  # of a request that failed, where repeating it is safe
-RETRY_SECONDS = 60.0  # after the first attempt; no retry starts later
+RETRY_SECONDS = 60.0  # no retry starts later than this after the first attempt
 PART_BYTES = 8 * 2**20  # of a large object; a smaller one is stored by a single request
 CONCURRENT_PARTS = 4
 _AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
@@ -80,6 +80,7 @@ class BucketStore:
                     "unset it"
                 )
             endpoints.append(endpoint)
+        # The first variable that is set counts.
         if self._scheme == "s3" and endpoints and endpoints[0].startswith("http://") and not _is_http_allowed():
             shown = hide_credentials(endpoints[0])
             raise ValueError(
@@ -147,7 +148,10 @@ class BucketWriter(io.RawIOBase):
         self._size_bytes = 0
 
     def __del__(self) -> None:
-        """Abort the upload after an error of the caller; the method of RawIOBase would store a part of the object."""
+        """Abort the upload after an error of the caller: `RawIOBase.__del__` would close it, and so store a part.
+
+        obstore aborts an upload whose context ends with an exception.
+        """
         if not self.closed:
             with suppress(BaseError, OSError):
                 self._upload.__exit__(StoreError, None, None)

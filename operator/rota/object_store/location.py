@@ -18,6 +18,7 @@ _SCHEMES = {  # schemes that users, obstore and deltalake write, and our name of
 _FORMS = "use s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX, or a folder"
 # The scheme, the slashes if there are any, and the rest.
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?(.*)", re.DOTALL)
+# The address of a bucket in a cloud, written without a scheme.
 _BUCKET_HOST = re.compile(
     r"[^/]*\b(amazonaws\.com|storage\.googleapis\.com|(blob|dfs)\.core\.windows\.net)(:\d+)?(/.*)?", re.DOTALL
 )

@@ -1,4 +1,4 @@
-"""The stored assignment: whether it can be trusted, and how it is rebuilt if it cannot.
+"""The stored assignment: whether it can be trusted, how it is rebuilt if it cannot, and its owners and members.
 
 A missing or damaged assignment is replaced at once by a *recovery generation*:
 
@@ -64,7 +64,8 @@ def rebuild_assignment(snapshot: Snapshot, now: float) -> Assignment:
     spent_moves = _moves_assumed_spent(snapshot.policy)
     last_generation = snapshot.document.generation if snapshot.document else 0
     generation = max(highest_generation(snapshot) + 1, last_generation + 1, int(now))
-    # An invented predecessor without incarnations: `since` is this generation if its shares may name incarnations.
+    # `incarnations_since` compares with the previous document, which may be lost. With an empty one it returns this
+    # generation if every running member reports its incarnation, otherwise 0: then the shares name none.
     previous = Assignment(group=snapshot.group, generation=generation - 1, issued_at="")
     since = incarnations.incarnations_since(snapshot, previous)
     shares: dict[str, Share] = {}

@@ -1,7 +1,7 @@
 """Desired owners of queues: the policy's strategy, applied to a roster.
 
-`moves.py` computes them for each plan; `rota plan` and the pipeline's synthetic histories use the same functions. A
-roster has sorted queues and members; owners are arrays with a member's index for each queue (`rota.model.Roster`).
+`moves.py` calls these functions for each plan; so do `rota plan` and the pipeline's synthetic histories. A roster has
+sorted queues and members; owners are arrays with a member's index for each queue (`rota.model.Roster`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -43,6 +43,7 @@ def share_with_unmanaged(roster: Roster, unmanaged: Collection[str], client_ids:
     has its name as client id.
     """
     members_by_id = {client_ids.get(name, name): index for index, name in enumerate(roster.members)}
+    # `Roster.of` sorts the client ids, as the clients do.
     all_clients = Roster.of(roster.queues, [*members_by_id, *distinct_client_ids(unmanaged)])
     averagely = prepared(UNMANAGED_POLICY.strategy)
     client_by_queue = averagely(all_clients)  # indexes in `all_clients.members`
@@ -95,7 +96,8 @@ def resolve_options(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) 
 def _max_moves(policy: PolicySpec, roster: Roster, inputs: StrategyInputs) -> int | None:
     """Return how many queues Balanced may move; None: any number.
 
-    While weights cannot be measured, no move is known to help, except that each idle member gets a queue.
+    While weights cannot be measured, no move is known to help. Then at most as many moves are allowed as there are idle
+    members, so that each of them gets a queue.
     """
     budget = policy.budget.max_moves if policy.budget else None
     if inputs.queue_weights is not None:

@@ -21,6 +21,7 @@ T = TypeVar("T", bound=Struct)
 MAX_INT32 = 2**31 - 1  # the largest number that Kubernetes and brokers accept
 MAX_BUDGET_MOVES = 1_000_000  # as many as a group can have queues
 
+# Topics and groups may have the characters that RocketMQ permits in their names.
 Topic = Annotated[str, Meta(min_length=1, max_length=127, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
 NonEmptyText = Annotated[str, Meta(min_length=1)]
 GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[%|a-zA-Z0-9_-]+\Z")]
@@ -116,7 +117,7 @@ class Pull(_SpecBlock, frozen=True):
 
 
 class Retry(_SpecBlock, frozen=True):
-    """How often a message is tried before it goes to the dead-letter topic; -1: for ever."""
+    """How often a message is tried before it goes to the dead-letter topic; -1: for ever; None: see `GroupSpec`."""
 
     max_attempts: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
 
@@ -264,9 +265,8 @@ class Handover(_SpecBlock, frozen=True):
 
     mode: Literal["Cooperative", "Immediate"] = "Cooperative"
     drain_timeout: Seconds = Seconds(30)  # limit for a member to finish the messages of a revoked queue
-    lost_after: Seconds = Seconds(
-        10
-    )  # limit for a member that is neither Ready nor reachable, until others get its queues
+    # Limit for a member that is neither Ready nor reachable, until others get its queues.
+    lost_after: Seconds = Seconds(10)
 
 
 class Triggers(_SpecBlock, frozen=True):
@@ -313,7 +313,7 @@ def parse_group(body: Mapping[str, Any]) -> GroupSpec:
     spec = _parse(body, GroupSpec)
     metadata = body.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    for mistake in group_mistakes(spec, spec.group or name):
+    for mistake in group_mistakes(spec, spec.group or name):  # raises for the first one
         raise InvalidSpecError(mistake)
     return spec
 
@@ -330,13 +330,13 @@ def parse_policy(body: Mapping[str, Any]) -> PolicySpec:
         raise InvalidSpecError(f"spec.options.{block} does not belong to strategy {spec.strategy}; remove it")
     if own_block in _REQUIRED_OPTIONS and own_block not in present:
         raise InvalidSpecError(f"spec.options.{own_block} is missing: strategy {spec.strategy} requires it")
-    for mistake in policy_mistakes(spec):
+    for mistake in policy_mistakes(spec):  # raises for the first one
         raise InvalidSpecError(mistake)
     return spec
 
 
 def policy_body(policy: PolicySpec) -> dict[str, Any]:
-    """Write a policy as a RebalancePolicy's `spec`, without defaults; `parse_policy` reads it back."""
+    """Write a policy as a RebalancePolicy's `spec`, without blocks that are as by default; `parse_policy` reads it."""
     fields: dict[str, Any] = msgspec.to_builtins(policy, enc_hook=Seconds.__str__)
     defaults: dict[str, Any] = msgspec.to_builtins(PolicySpec(), enc_hook=Seconds.__str__)
     body: dict[str, Any] = {"strategy": policy.strategy}
@@ -380,7 +380,7 @@ def _describe_error(error: str, kind: type[Struct]) -> str:
     "Expected `int`, got `str` - at `$.replicas`" becomes "spec.replicas: expected int, got str".
     """
     message, _, path = error.partition(" - at ")
-    key, _, where = path.strip("`").rpartition("$")  # "key in $.template": a key is wrong, not a value
+    key, _, where = path.strip("`").rpartition("$")  # msgspec writes "key in $.template" if a key is wrong
     if repr(SUBDOMAIN_PATTERN) in message:  # as msgspec quotes it
         return f"spec{where} is not the name of a Kubernetes object; write {NAMING_RULE}"
     choices = f"; choose one of {', '.join(_choices(kind, where))}" if message.startswith("Invalid enum") else ""

@@ -13,7 +13,7 @@ _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 LABEL_PATTERN = rf"^(?=.{{1,63}}\Z){_LABEL}\Z"
 SUBDOMAIN_PATTERN = rf"^(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\Z"
 
-NAMING_RULE = "lower-case letters, digits, - and ., as kubectl get shows it"  # follows "write" in errors
+NAMING_RULE = "lower-case letters, digits, - and ., as kubectl get shows it"  # errors end with "write", and this
 
 ObjectName = Annotated[str, Meta(min_length=1, pattern=SUBDOMAIN_PATTERN)]
 

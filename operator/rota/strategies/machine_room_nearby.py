@@ -24,8 +24,8 @@ def machine_room_nearby(
 ) -> Owners:
     """Let `inner` assign each room's queues to the room's members; all members share a room that has no member.
 
-    Each such room is assigned separately, so its surplus queues go to the same members as those of the others: with
-    Averagely to those with the lowest names.
+    Rooms that have no member are assigned separately, each from the start. So the queues that are left over after an
+    even division go to the same members each time: with Averagely to those with the lowest names.
     """
     by_room = _runs_by_room(roster, input_checks.check_texts("Option queueRooms", queueRooms))
     members_by_room = _members_by_room(roster, input_checks.check_texts("Option memberRooms", memberRooms))
@@ -33,7 +33,7 @@ def machine_room_nearby(
     owners = no_owners(len(roster.queues))
     for room, runs in by_room.items():
         members = members_by_room.get(room, all_members)
-        original_indexes = np.array([*members, NO_OWNER])  # NO_OWNER, -1, selects the last entry, which is NO_OWNER
+        original_indexes = np.array([*members, NO_OWNER])  # the index NO_OWNER (-1) selects the last entry
         room_roster = _restrict(roster, runs, members)
         room_owners = check_owners("The inner strategy of MachineRoomNearby", inner(room_roster), room_roster)
         owners[indices_of_runs(runs)] = original_indexes[room_owners]
@@ -67,7 +67,10 @@ def why_machine_room_nearby(
 
 
 def nearby_sort_key(home: str, rooms: Mapping[str, str], queue: Queue) -> tuple[bool, bytes]:
-    """Return the key by which the reference sorts the queues of a member in room `home`: this room first."""
+    """Return the key by which the reference sorts the queues of a member in room `home`: this room first.
+
+    `strategies.allocate` returns each member's queues in this order.
+    """
     room = rooms[queue.broker]
     return room != home, java_sort_key(room)
 

@@ -96,7 +96,7 @@ class MemoryCluster:
         return tuple(sorted(self._brokers))
 
     def addresses(self, brokers: Collection[str]) -> frozenset[str]:
-        """Return one address for each of these brokers; other instances have other ones, as they are other clusters."""
+        """Return one address for each of these brokers; another instance returns others, as it is another cluster."""
         return frozenset(f"{name}@{id(self):x}" for name in self._brokers if name in brokers)
 
     async def online_consumers(self, group: str, broker: str) -> tuple[OnlineConsumer, ...]:
@@ -180,11 +180,13 @@ class MemoryCluster:
         write_properties(properties or {})  # raises ValueError for properties that cannot be sent
         if not body:
             raise RejectedError(f"A message to {queue} has no body")
-        # A commit log offset is unique, as the producer's id must be.
+        # UNIQ_KEY is the id that a producer gives to each message: a commit log offset is as unique.
         stored_properties = {"UNIQ_KEY": f"{next(self.store.commit_log_offsets):032X}", **(properties or {})}
         size_bytes = sum(map(text_bytes, chain(stored_properties, stored_properties.values())))
+        # The memory of properties beyond those of an ordinary message.
         extra_bytes = extra_properties_bytes(len(stored_properties), size_bytes)
         born_ms = int(self.clock() * 1000)
+        # The store sets the offset, here 0, when it appends the message to its queue.
         self.store.append(Message(queue, 0, body, stored_properties, born_ms=born_ms, properties_bytes=extra_bytes))
 
     def reconnect(self) -> None:

@@ -130,7 +130,7 @@ class RocketMQConsumer:
         tags = self._tags.get(queue.topic)
         if tags:  # the broker compared only the hashes of tags
             messages = [message for message in messages if message.tag in tags]
-        if refused_offset is not None:
+        if refused_offset is not None:  # the next pull begins with the first message that was not admitted
             next_offset = refused_offset
         return PullResult(tuple(messages), next_offset, min_offset, max_offset)
 
@@ -155,7 +155,7 @@ class RocketMQConsumer:
         offset = None
         if response.code != ResponseCode.QUERY_NOT_FOUND:
             offset = int_field(require_success(f"The offset of {queue}", response), "offset")
-        if not offset:  # brokers respond the same, none or 0, for a deleted queue
+        if not offset:  # brokers respond with none or 0 for a deleted queue, too
             await self._client.recheck_queue(queue)
         return offset
 

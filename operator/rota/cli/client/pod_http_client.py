@@ -34,8 +34,8 @@ class PodConnection(NamedTuple):
 class PodHttpClient:
     """Sends requests to the leading pod over one forwarded port, which is replaced when another pod leads.
 
-    After a renewal of the user's client certificate, further requests use another session (see RenewedSession);
-    earlier requests are completed.
+    `RenewedSession` opens a new session after a renewal of the user's client certificate; requests on the old one are
+    completed.
     """
 
     def __init__(self, api: Api, login: Login, namespace: str) -> None:
@@ -80,7 +80,8 @@ class PodHttpClient:
             request = connection.session.request("GET", url, headers=all_headers, allow_redirects=False)
             async with request as (_session, response):
                 yield response
-        # RuntimeError: the session was closed, because another request connected to the next leader.
+        # Also errors while the caller reads the body. RuntimeError: the session was closed, because another request
+        # connected to the next leader.
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RuntimeError) as error:
             problem = forward.problem or describe_failure(error)
             raise NoConnectionError(describe_forward_failure(problem, self._namespace, pod)) from None

@@ -16,7 +16,7 @@ from rota.pipeline.report.plots import format_number
 from rota.sentences import pluralize
 
 ROLLUP = "marts/rollup"
-# Columns of the printed table, and the function that combines the hours to a total; None: the total has no value.
+# Columns of the printed table, and the function that combines the hours to a total; None: they are not combined.
 PRINTED_COLUMNS: dict[str, Callable[[list[Any]], Any] | None] = {
     "group": None,
     "hour": None,
@@ -57,7 +57,7 @@ class RollupReader:
         """Return a group's rows of the last hours of the rollups; raise ValueError if it has none."""
         newest_hour = self._newest_hour()
         first_hour = newest_hour - (hours - 1) * HOUR
-        # `date` alone decides which files are opened.
+        # The table is partitioned by `date`: without a condition on it, all files would be opened.
         days = (ds.field("date") >= first_hour.date()) & (ds.field("date") <= newest_hour.date())
         window = days & (ds.field("hour") >= first_hour)
         table = collect_rows(self._dataset, self._uri, where=window & (ds.field("group") == group))

@@ -20,7 +20,7 @@ def preview_plan(inputs: GroupInputs) -> dict[str, Any]:
     unmanaged = inputs.unmanaged
     policy = UNMANAGED_POLICY if unmanaged else inputs.policy
     if unmanaged:
-        # With --foreign, the names in --members are the client ids.
+        # No ids by name: with --foreign, the names in --members are client ids already.
         owners = planner.share_with_unmanaged(roster, unmanaged, client_ids={}).tolist()
     else:
         owners = planner.compute_owners(policy, roster, planner.StrategyInputs(inputs.rooms)).tolist()
@@ -51,7 +51,7 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
     roster = inputs.roster
     notes = []
     members = set(roster.members)
-    # One name for each queue whose present owner is not a member.
+    # The present owners that are not members, once for each queue.
     if missing_owners := [name for name in inputs.current_owners.values() if name not in members]:
         names = ", ".join(sorted(set(missing_owners))[:3])
         belong = "queue belongs" if len(missing_owners) == 1 else "queues belong"
@@ -67,7 +67,7 @@ def _notes(inputs: GroupInputs, move_count: int) -> list[str]:
         notes.append("paused: the group is paused, so its members release everything")
     if inputs.policy.paused:
         notes.append("paused: the policy is paused, so no queue is revoked from a member that consumes it")
-    # The strategy Balanced keeps to the budget: a plan that uses all allowed moves probably leaves others for later.
+    # Balanced plans no more moves than the budget allows: a plan with exactly as many probably leaves some for later.
     uses_whole_budget = budget is not None and move_count == budget.max_moves and inputs.policy.strategy == "Balanced"
     if budget and (move_count > budget.max_moves or uses_whole_budget):
         effect = "the others move later" if budget.max_moves else "no queue is revoked from a member that consumes it"

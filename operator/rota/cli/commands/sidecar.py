@@ -1,4 +1,9 @@
-"""`rota sidecar`: runs one member without Kubernetes, for app developers."""
+"""`rota sidecar`: runs one member without Kubernetes, for app developers.
+
+The command plays the operator: it writes the files that a pod has mounted, the group's settings and an assignment of
+every queue, into a temporary folder, and runs the sidecar's own code on it. The broker is one in memory, which gets its
+messages from standard input, or a real cluster.
+"""
 
 import asyncio
 import os
@@ -102,6 +107,7 @@ async def _run_member(
     _stop_on_signal(stopping)
     tasks = list(map(asyncio.create_task, background))
     try:
+        # --app-port: in Push the port of the app (`_apply_options`), in Pull the port at which the app asks.
         pull_port = options["app_port"] if options["app_port"] and group.delivery.mode == "Pull" else pull.PORT
         await run_member(identity, source.connect, stopping, options["port"], pull_port)
     finally:

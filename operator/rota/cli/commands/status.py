@@ -136,7 +136,7 @@ def _describe_rebalance(rebalance: Rebalance | None, *, is_moving: bool) -> str:
 
 
 def _is_in_progress(rebalance: Rebalance, *, is_moving: bool) -> bool:
-    """Return whether a rebalance still moves queues. If none moves and `seconds` is None, its end was not recorded."""
+    """Return whether a rebalance still moves queues; `seconds` is None also if its end was not recorded."""
     return rebalance.seconds is None and is_moving
 
 
@@ -212,6 +212,7 @@ def _member_row(member: schema.MemberInfo, *, wide: bool) -> dict[str, str]:
         "generation": format_number(member.generation),
         "rate": format_rate(member.rate),
     }
+    # `queue_states` counts only queues that the member has and is not reading now.
     not_read = ", ".join(f"{queues} {state}" for state, queues in sorted(member.queue_states.items()))
     return columns | {"queues not read": not_read, **_subscription_columns(member)} if wide else columns
 
@@ -272,6 +273,7 @@ def _describe_owner(queue: schema.QueueDetail) -> str:
         return "everyone"
     if queue.state == "Foreign":
         return "unmanaged consumer"
+    # A revoked queue for which no next owner is known.
     transition = ", released" if queue.state == "Releasing" else ""
     if queue.to:
         transition = f", moving to {queue.to}"
@@ -299,7 +301,7 @@ def _print_reasons(response: schema.OwnerReasons) -> None:
     generation = f", generation {last.generation}" if last.generation else ""  # 0: not known
     message = f": {last.message}" if last.message else ""
     print_line(f"Last rebalance: {last.reason} {format_age(last.at)}{generation}{message}")
-    if last.seconds is None:
+    if last.seconds is None:  # this response does not say whether queues still move
         print_line("It is in progress, or its end was not recorded")
         return
     longest = f"; the slowest queue took {format_duration(last.longest)}" if last.longest is not None else ""

@@ -45,7 +45,8 @@ def report_user_errors(command: Callable[..., None]) -> Callable[..., None]:
             sys.exit(130)
         except BrokenPipeError:  # as with `| head`: the reader has all that it wants, so the exit code is 0
             _discard_output()
-        except OSError as error:  # inputs and requests raise ValueError, so this was a write to the standard output
+        # Commands turn errors of inputs and requests into ValueErrors, so this one is of a write to standard output.
+        except OSError as error:
             _discard_output()
             _exit_with_error(f"The output cannot be written: {error.strerror or error}")
         except RecursionError:
@@ -61,7 +62,7 @@ def report_user_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _run_and_flush(command: Callable[..., None], arguments: dict[str, Any]) -> None:
-    if sys.stdout is None:  # Python sets None if it was closed at the start
+    if sys.stdout is None:  # None: it was closed before Python started
         raise ValueError("The output cannot be written: standard output is closed")
     command(**arguments)
     sys.stdout.flush()  # raise write errors here, not when the interpreter exits

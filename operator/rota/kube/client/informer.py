@@ -140,7 +140,7 @@ class Informer(Generic[T]):
             if item.metadata.key in listed_keys or not is_watched_here:
                 continue
             deleted = _with_list_version(item, version)
-            # A list that is older than the write cannot have the object.
+            # A list that is older than the write cannot have the object; `deleted` has the list's version.
             was_written_later = item.metadata.version_number > deleted.metadata.version_number
             if not was_written_later:
                 self._delete(deleted)
@@ -180,15 +180,16 @@ class Informer(Generic[T]):
 
 
 def _with_list_version(item: T, version: str) -> T:
-    """Return an object that is missing in a list, with the version of that list.
+    """Return an object that is missing in a list, with the version of that list as that of its deletion.
 
-    Events may have been missed, so the object may have been written since it was cached, perhaps by this operator.
+    The cached version may be too low, because handlers may ignore a deletion with a lower version than they know: if
+    events were missed, the object may have been written since it was cached, perhaps by this operator.
     """
     deleted: Any = item
     return cast("T", replace(deleted, metadata=replace(item.metadata, resource_version=version)))
 
 
 def without_forbidden_namespaces(informers: Sequence[Informer[Any]]) -> list[Informer[Any]]:
-    """Leave out namespaces that are deleted or forbidden, unless all are."""
+    """Return the informers of namespaces that are neither deleted nor forbidden; all informers if there are none."""
     forbidden = {informer.namespace for informer in informers if informer.is_forbidden}
     return [informer for informer in informers if informer.namespace not in forbidden] or [*informers]

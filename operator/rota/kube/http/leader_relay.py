@@ -26,7 +26,7 @@ PAGE_CERTIFICATE_ANNOTATION = "rota.dev/page-certificate"
 RELAYED_HEADER: Final = "Rota-Relayed"  # header of relayed requests, which are not relayed again
 CONNECT_SECONDS = 2.0
 HEAD_SECONDS = 5.0  # deadline for the head of the leader's response
-RETRY_SECONDS = 5.0  # after a failed request to the leader; until then this replica responds by itself
+RETRY_SECONDS = 5.0  # for this time after a failed request to the leader, this replica responds by itself
 MAX_SILENCE_SECONDS = 35.0  # between two parts of a response; event streams have a part at least every 15 s
 MAX_RELAYED_REQUESTS = 64  # concurrent requests; this replica responds to further ones
 BUFFER_BYTES = 64 * 1024  # read ahead from the leader while the client reads slowly
@@ -164,11 +164,12 @@ class LeaderRelay:
 
     async def _relay_response(self, request: web.Request, response: aiohttp.ClientResponse) -> web.StreamResponse:
         async with response:
+            # The response may be a long stream: let the server close it if another client needs the connection.
             release_connection(request)
             try:
                 return await forward_response(request, response, _RESPONSE_HEADERS)
             except (aiohttp.ClientError, TimeoutError, OSError):
-                # `forward_response` has closed the client's connection; aiohttp does not log this error.
+                # `forward_response` has closed the client's connection. aiohttp does not log a ConnectionResetError.
                 raise ConnectionResetError from None
 
 

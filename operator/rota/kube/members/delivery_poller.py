@@ -9,7 +9,8 @@ from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 
-SCHEDULE = PollSchedule(members_per_step=50, min_steps=15)  # a step takes a second
+# A step takes one second: each member is polled every 15 s or, with more than 750 pods in all groups, less often.
+SCHEDULE = PollSchedule(members_per_step=50, min_steps=15)
 REVISION_LABELS = ("pod-template-hash", "controller-revision-hash")  # of pods of Deployments; of StatefulSets
 
 
@@ -17,7 +18,7 @@ async def poll_deliveries(get_groups: GetGroups, reports: ReportClient, on_chang
     """Poll the deliveries of all members forever; call `on_change` for each group whose delivery problem changed."""
 
     def select_due(step: int) -> Iterable[PollTurn]:
-        """Update the groups' delivery problems, which also begin and end as time passes; return the members due."""
+        """Return the members that are due; first update all delivery problems, which also begin and end with time."""
         groups = get_groups()
         now = loop_time()
         member_count = count_pods(groups)
@@ -41,7 +42,7 @@ async def _poll_member(reports: ReportClient, turn: PollTurn) -> None:
     group = turn.group
     totals = group.deliveries
     pod_state = turn.pod_state
-    if pod_state is None:
+    if pod_state is None:  # the pod was deleted or replaced since this turn was scheduled
         return
     deliveries = await reports.read_deliveries(Endpoint.from_pod(pod_state.pod, group.uid))
     # During the read, the pod may have been replaced, or leadership lost, which resets the group's totals.

@@ -1,8 +1,9 @@
-"""Watches members' reports by long polls: of all members that the planner names, or else of one, for brokers' notices.
+"""Watches members' reports by long polls.
 
-The planner names the members whose reports could change the next plan (`Group.members_to_poll`). A broker sends every
-member a notice when a consumer of its group joins or leaves, and reports count these notices. One standing long poll of
-a group detects them, and the operator asks the brokers for the group's consumers at once, before the next regular poll.
+The planner names the members whose reports could change the next plan (`Group.members_to_poll`): these are polled. If
+it names none, one member of the group has a *standing* long poll. A broker sends every member a notice when a consumer
+of its group joins or leaves, and reports count these notices. The standing poll detects them, and the operator asks the
+brokers for the group's consumers at once, before the next regular poll.
 """
 
 import asyncio
@@ -105,6 +106,7 @@ class ReportWatchers:
         return name == self._standing_member
 
     async def _poll_for_notices(self, name: str) -> None:
+        """Poll a member for notices, or end at once if the limit is reached: the next `update_polls` tries again."""
         with self._standing_poll_limit.admit() as is_admitted:
             if is_admitted:
                 await self._poll_member(name, STANDING_POLL_SECONDS, partial(self._is_standing, name))

@@ -1,7 +1,7 @@
 """The controller: decides when each group is reconciled, and permits writes only while this operator leads.
 
-A group is *observed* once its assignment, brokers and members were read since this operator began to lead. Nothing is
-planned for a group before.
+A group is *observed* once its assignment, brokers and members were read since this operator began to lead. Until then,
+nothing is planned for it.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from rota.kube.workload.deployments import Deployments
 from rota.logs import group_fields
 
 COALESCE_SECONDS = 0.02  # delay of a reconcile, so that changes in quick succession cause only one
-CONSUMER_POLL_INTERVAL_SECONDS = 1.0  # between two polls of a group's consumers that brokers' notices cause
+# Least time between two polls of brokers for a group's consumers, if members report that these have changed.
+CONSUMER_POLL_INTERVAL_SECONDS = 1.0
 STALL_CHECK_SECONDS = 0.5  # between two checks whether this process was stalled (its event loop did not run)
 
 _log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class WorkQueue:
             queued.failures = 0
         except ConflictError:
             if queued.failures == 1:
-                delay = 0.0  # another client has written the object: the next reconcile reads it
+                delay = 0.0  # the next reconcile reads the changed object; later conflicts wait like other failures
         except (ApiError, NoResponseError) as error:
             _log.warning("Reconcile failed; retrying: %s", error, extra=group_fields(*key, seconds=delay))
         except Exception:  # noqa: BLE001 - affects one group; the others continue
@@ -108,10 +109,10 @@ class Controller:
         self.deployments = deployments
         self.wall_time = wall_time
         self.specs = GroupSpecs(registry)
-        self._is_observing = False  # whether this operator leads, and has not logged yet that every group was observed
+        self._is_observing = False  # whether `_note_observed` has yet to log that every group was observed
         self._stall_detector = StallDetector(0.0)  # replaced when this operator begins to lead
         self._stall_timer: asyncio.TimerHandle | None = None  # None while this operator does not lead
-        self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)
+        self._standing_polls = AdmissionLimit(MAX_STANDING_POLLS)  # of `ReportWatchers`
         self._tasks = BackgroundTasks()
         self._publisher_resources = PublisherResources(api, deployments, self.specs, self._tasks)
         self.poll_limiter = PriorityLimiter(MAX_CONCURRENT_POLLS)
@@ -142,7 +143,8 @@ class Controller:
         await self._state_reader.refresh_state(group)
         await self.deployments.ensure_key(group)
         self.check_stall()  # after a stall, this task may continue before the timer that checks for stalls
-        if not group.was_observed:  # leadership has changed, the group was recreated, or this process was stalled
+        # During the awaits, leadership may have changed, the group been recreated, or this process been stalled.
+        if not group.was_observed:
             return 0.0
         self._note_observed()
         return await self.reconciler.reconcile(queued)

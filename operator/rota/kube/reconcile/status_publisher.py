@@ -100,6 +100,8 @@ class StatusPublisher:
 
     def publish(self, plan: Plan, *, with_deployment: bool) -> None:
         """Publish a plan's status and Events, and update the Deployment, too, if `with_deployment`."""
+        # The throttle limits how often a status is written. One that must wait is offered again by the group's next
+        # reconcile, which is due then at the latest (`StatusThrottle.seconds_to_write`).
         if self._group.status_throttle.offer(plan.status, self._group.published_status, loop_time()):
             self._queued_status = plan.status
         self._queued_events += plan.events
@@ -117,7 +119,7 @@ class StatusPublisher:
         self._failures.clear()
 
     def take_write_counts(self) -> Counter[str]:
-        """Return the writes since the last call, by kind, and reset them; the reconciler adds ConfigMap and pokes."""
+        """Return the writes since the last call, by kind, and reset them; the reconciler counts ConfigMap and pokes."""
         counts = self._write_counts
         self._write_counts = _start_counts()
         return counts
@@ -148,7 +150,7 @@ class StatusPublisher:
             written = await self._api.apply(path, _status_body(group, status), CustomResource)
         except (ApiError, NoResponseError) as error:
             _log.warning("The status could not be written: %s", error, extra=group_fields(group.namespace, group.name))
-            self._write_counts["status"] += 1
+            self._write_counts["status"] += 1  # a failed request counts, too
             throttle.on_write_failed(status, loop_time())
             seconds_to_write = throttle.seconds_to_write(group.published_status, loop_time())
             self._requeue_after(max(self._count_failure(_Step.STATUS), seconds_to_write))
@@ -174,7 +176,8 @@ class StatusPublisher:
             return
         self._write_counts["deployment"] += writes
         if self._group.key_problems or unauthenticated_pods(self._group.pods):
-            self._requeue_after(REWRITE_SECONDS)  # the next reconcile writes the Secret again, which may be missing
+            # The Secret may be missing, or have another key than the pods: the next reconcile writes it again.
+            self._requeue_after(REWRITE_SECONDS)
         self._failures[_Step.DEPLOYMENT] = 0
         problems = self._group.deployment_problems
         if previous_rollout != self._group.rollout:
@@ -185,7 +188,7 @@ class StatusPublisher:
             self._requeue_after(retry_pause(1) if has_same_reasons else 0.0)
 
     def _retry_later(self, step: _Step, error: Exception) -> None:
-        """Repeat a failed step later; at once after a first ConflictError, which the Deployment's write raises."""
+        """Repeat a failed step later; at once after a first ConflictError (the Deployment has changed meanwhile)."""
         is_conflict = isinstance(error, ConflictError)
         is_first_failure = not self._failures[step]
         pause = self._count_failure(step)

@@ -1,4 +1,4 @@
-"""Problems of a group's pods: without a sidecar, with ignored reports, without or with wrong keys, or too many."""
+"""Problems of a group's pods: too many of them, no sidecar, reports that are ignored, a missing or wrong key."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -32,6 +32,7 @@ def member_problems(pods: GroupPods, key_problems: Sequence[Finding] = ()) -> li
         names = [name for name, state in pods.items() if state.ignored_reason is reason]
         if names:
             problems.append(Finding(reason, message.format(f"{len(names)} members, such as {_first_names(names)},")))
+    # These mount no key; members that mount one but do not sign with it are MEMBER_NOT_AUTHENTICATED.
     unsigned = [name for name, state in pods.items() if not (state.has_key or state.pod.ended)]
     if unsigned:
         examples = _first_names(unsigned)

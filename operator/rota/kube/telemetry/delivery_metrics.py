@@ -1,6 +1,6 @@
 """Table of the metrics of a group's deliveries, with the readers of their samples; `group_gauges` exports them.
 
-They are labelled by topic, not by queue or message: there would be too many series.
+Their labels are at most topic and outcome: by queue or message, there would be too many series.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from rota.deliveries import DeliveryOutcome
 from rota.delivery_totals import DeliveryTotals, GroupDeliveries
 from rota.metrics import Labels
 
-MetricSamples = Iterator[tuple[Labels, float | None]]
+MetricSamples = Iterator[tuple[Labels, float | None]]  # label values, and the value; None: no sample
 DeliveryReader = Callable[[GroupDeliveries, float], MetricSamples]  # of a group's deliveries and the present time
 
 
@@ -44,7 +44,7 @@ def _delayed_messages(deliveries: GroupDeliveries, _: float) -> MetricSamples:
     yield (), deliveries.delayed_messages
 
 
-# Name, help text, reader of samples, labels.
+# Name, help text, reader of samples, names of labels.
 DELIVERY_METRICS: tuple[tuple[str, str, DeliveryReader, Labels], ...] = (
     (
         "rota_deliveries_total",

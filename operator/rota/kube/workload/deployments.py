@@ -50,7 +50,8 @@ class Deployments:
         self._enabled = enabled
         self._observed: dict[ObjectKey, Deployment] = {}
         self._applied: dict[ObjectKey, _AppliedManifest] = {}
-        self._deleted_versions: dict[ObjectKey, int] = {}  # by running apply: the version deleted meanwhile; 0: none
+        # By Deployment whose apply is under way: the version at which it was reported deleted meanwhile; 0: it was not.
+        self._deleted_versions: dict[ObjectKey, int] = {}
 
     def on_upsert(self, observed: Deployment) -> bool:
         """Record the state of a Deployment; return whether it is new, or its generation or rollout has changed.
@@ -121,7 +122,8 @@ class Deployments:
 
     async def _apply_template(self, group: Group, spec: GroupSpec, key: ObjectKey) -> _SyncResult:
         current = self._observed.get(key)
-        if current is None and key not in self._applied:  # it may lack the label, so that the watch does not report it
+        # The watch does not report a Deployment without the label: one may exist.
+        if current is None and key not in self._applied:
             current = await self._read(key)
         if current and not current.metadata.is_owned_by(group.uid):
             message = f"The Deployment {group.name} is not owned by this group; delete it or rename the group"
@@ -160,6 +162,7 @@ class Deployments:
             raise InvalidSpecError(f"{message}; shorten spec.template")
         key = (group.namespace, group.name)
         sidecar = SidecarSpec.from_spec(spec, self._image, group.drain_timeout)
+        # Without autoUpgrade, the manifest keeps the sidecar that an earlier version of the operator injected.
         manifest = build_manifest(group.body, spec, sidecar, _as_manifest(current) if current else None)
         digest = hashlib.sha256(msgspec.json.encode(manifest, order="deterministic")).hexdigest()
         if current and self._applied.get(key) == _AppliedManifest(digest, current.metadata.generation):

@@ -65,6 +65,7 @@ def with_sidecar(template: JsonObject, group: str, drain_timeout: float, part: S
             **grace_period(spec, drain_timeout),
         },
     }
+    # What removal by name would not restore.
     reverse_patch = make_patch(_strip_sidecar(injected_template), template)
     if not reverse_patch:
         return injected_template
@@ -98,7 +99,10 @@ def _with_drain_hook(container: JsonObject, path: str) -> JsonObject:
 
 
 def _drain_path(part: SidecarPart) -> str:
-    """Return the path of the preStop request, which also starts the drain of a sidecar that has no hook of its own."""
+    """Return the path of the app containers' preStop request.
+
+    A kept sidecar of an earlier version has no preStop hook of its own: then this request starts the drain, too.
+    """
     return _DRAINED_PATH if part.container.get("lifecycle") else _DRAIN_PATH
 
 
@@ -120,7 +124,10 @@ def _find_sidecar(spec: Mapping[str, Any]) -> JsonObject | None:
 
 
 def find_part(template: Mapping[str, Any]) -> SidecarPart | None:
-    """Return the sidecar and the volumes that were injected into a template; None if it has no sidecar."""
+    """Return the sidecar and the volumes that were injected into a template; None if it has no sidecar.
+
+    The operator injects them again, so that its own upgrade does not change the Deployment.
+    """
     spec = template["spec"]
     sidecar = _find_sidecar(spec)
     if sidecar is None:

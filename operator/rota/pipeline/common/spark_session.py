@@ -19,7 +19,8 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 # takes about ten seconds of CPU at any size. Its faster code saves more than that only in long queries: at 85 MB, C1
 # alone takes 8 % more CPU than both.
 SMALL_SOURCE_BYTES = 8 * 2**20
-_MIN_PARTITION_BYTES = 16 * 2**20  # of the journal, compressed; a core has four partitions even if they are smaller
+# Compressed bytes of the journal in a shuffle partition, at least; but each core gets four partitions in any case.
+_MIN_PARTITION_BYTES = 16 * 2**20
 
 # Settings of every session, even if spark-submit or spark-defaults.conf sets others: another time zone would move hours
 # and days, and with "true", Spark would leave out the rows of missing or damaged files silently.
@@ -34,7 +35,7 @@ SETTINGS = {
     # Many, so that one partition fits in memory even with twenty million records; `fit_partitions` reduces the number
     # for small sources. For larger sources and clusters: spark-submit --conf spark.sql.shuffle.partitions=2000
     _SHUFFLE_PARTITIONS: str(32 * _CORE_COUNT),
-    # With more partitions, a task writes one sorted file; with the default of 200, it would write a file per partition.
+    # Above this number of partitions, a task writes one sorted file, else a file per partition. Spark's default is 200.
     "spark.shuffle.sort.bypassMergeThreshold": "16",
     # Only explicit broadcasts, because Spark decides by a table's compressed size on disk, and may run out of memory.
     "spark.sql.autoBroadcastJoinThreshold": "-1",
@@ -58,7 +59,7 @@ def create_session(
     lakes: Collection[str] = (),
     source_bytes: int | None = None,
 ) -> SparkSession:
-    """Return a session on spark-submit's cluster if spark-submit runs us, else a local one with these `settings` too.
+    """Return a session on spark-submit's cluster if spark-submit runs us, else a local one. `settings`: of a local one.
 
     It can read and write the URIs of `lakes`. Raise ValueError if it lacks the jars for one of them. `source_bytes` is
     the compressed size of the records that will be read, if it is known.
@@ -99,7 +100,7 @@ def local_settings(source_bytes: int | None) -> dict[str, str]:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # A URI escapes blanks, which would end the JVM option.
     log_config = Path(str(files("rota.pipeline.common") / "log4j2.properties")).as_uri()
-    # The parallel collector pauses for longer, which does not matter in batch jobs: a rollup takes 10 % less time.
+    # With the parallel collector, a rollup takes 10 % less time. Its longer pauses do not matter in batch jobs.
     java_options = f"-Dlog4j2.configurationFile={log_config} -XX:+UseParallelGC"
     if source_bytes is not None and source_bytes <= SMALL_SOURCE_BYTES:
         java_options += " -XX:TieredStopAtLevel=1"

@@ -4,8 +4,14 @@ Owners are never guessed. Where an assignment is missing, a queue's owner is unk
 queue, and the audit reports this period as `Unknown`. A revoked queue belongs to its previous owner until it is
 granted, since the previous owner may still consume it.
 
-Its input is a queue's *holdings* (`ownership`): periods of one owner, each by one record. Adjacent holdings of the same
-pod are one *interval*. A handover record's `state` is the queue's state before the handover.
+Its input is a queue's *holdings* (`ownership`): periods of one owner, each of which begins with one record. Adjacent
+holdings of the same pod are one *interval*. A handover record's `state` is the queue's state before the handover.
+
+In a *chain* of records none is missing. An *epoch* is a part of a chain: it starts with the chain, or with an `owners`
+record in it, which lists the owners of all queues.
+
+A holding ends at `end`, with the queue's next record or with the epoch. If a later record contradicts it, its owner is
+certain only up to `certain_until`. `until` is the end of the certain time.
 """
 
 from bisect import bisect_right
@@ -144,8 +150,8 @@ def violations(queue: Queue, holdings: Iterable[Holding]) -> Iterator[Violation]
 def unowned_periods(queue: Queue, holdings: Iterable[Holding]) -> Iterator[UnownedPeriod]:
     """Yield the periods in which a queue had no owner.
 
-    The queue may have been deleted. So a period counts only if an `owners` record lists the queue as unowned, or if the
-    queue is granted later.
+    The queue may have been deleted instead. So a period of holdings in phase UNOWNED counts only if an `owners` record
+    begins one of them, which lists the queue as unowned, or if the queue is granted after one of them.
     """
     for period in _group_periods(holdings, _continues_without_owner):
         is_certain = any(holding.statement.entry.is_owners or _is_granted_later(holding) for holding in period)
@@ -236,13 +242,16 @@ def _handover_start(holding: Holding) -> datetime | None:
 
 
 def _find_two_owners(queue: Queue, holding: Holding) -> Violation | None:
-    """Find grants of queues that another member owned by the earlier records, and `owners` records with two owners."""
+    """Find grants of queues that another member owned by the earlier records, and `owners` records with two owners.
+
+    A statement's `named_owner` is the previous owner that its own record names.
+    """
     statement = holding.statement
-    previous = holding.previous
+    previous = holding.previous  # a statement, whereas `holding.next` is a holding
     if previous is None or not holding.contradicts:
         return None
     previous_owner = previous.owner.name
-    # Each `owners` record starts an epoch, so two of its holdings are in one epoch only if it lists the queue twice.
+    # Each `owners` record starts an epoch, so both statements are in one epoch only if a record lists the queue twice.
     if statement.entry.is_owners and previous.entry.epoch == statement.entry.epoch:
         why = "One record names two holders"
     elif statement.handover and statement.handover.act == "Grant" and previous_owner is not None:
@@ -280,11 +289,13 @@ def _find_unknown(queue: Queue, holding: Holding) -> Violation | None:
     following = holding.next
     owner = holding.statement.owner
     is_at_break = holding.is_last_in_epoch and entry.epoch_end is not None and entry.epoch_end.is_break
+    # The owner is known up to the break, at `end`, then unknown until a record tells the queue's owner.
     if is_at_break and owner.uid is not None and holding.end:
         times = (following.since if following else None, entry.next_owners_at)
         until = min(filter(None, times), default=None)
         why = "Records are missing"
         return Violation(queue, ViolationKind.UNKNOWN, holding.end, until, _names(owner.name), why)
+    # A contradicted owner is unknown from `certain_until` to `end`, the time of the contradicting record.
     if holding.certain_until is None:
         return None
     next_owner = following.statement.owner.name if following and following.contradicts else None

@@ -29,7 +29,10 @@ def split_by_hour(since: datetime, until: datetime) -> Iterator[HourPart]:
 
 
 def touched_hours(since: datetime, until: datetime) -> Iterator[datetime]:
-    """Yield the hours from that of `since` to that of `until`, both included; if `until` is earlier, only the first."""
+    """Yield the hours from that of `since` to that of `until`, both included; if `until` is earlier, only the first.
+
+    So a gap counts in an hour even if a clock was set back during it.
+    """
     hour = hour_of(since)
     yield hour
     while (hour := hour + HOUR) <= until:

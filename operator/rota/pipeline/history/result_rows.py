@@ -30,4 +30,5 @@ def violation_row(group: str, violation: Violation) -> dict[str, Any]:
 
 
 def _queue_fields(group: str, queue: Queue) -> dict[str, Any]:
+    """Return the columns of group and queue; the field `queue` of an interval or violation is replaced by the id."""
     return {"group": group, "topic": queue.topic, "broker": queue.broker, "queue": queue.id}

@@ -1,7 +1,8 @@
 """Tables of the history of groups: hourly measures, owners over time, violations.
 
-Python workers compute them group by group in pure Python (`measures.roll_up`, `audit.audit_group`). Samples are read in
-batches, in order of group and time, so that a worker's memory is bounded even if one group has half of all samples.
+Spark distributes the records by group. Each of its tasks computes its groups one by one in a Python worker, without
+Spark (`measures.roll_up`, `audit.audit_group`). Samples are read in batches, in order of group and time, so that a
+worker's memory is bounded even if one group has half of all samples.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +70,7 @@ class _HistoryTask:
         self._sample_files = history.sample_files
         self._reports = reports
         self._gaps = _collect_gaps(history.records["gap"])
-        day = history.audited_since
+        day = history.audited_since  # the first day of which results are computed; None: all
         self._audited_since = datetime.combine(day, time(), UTC) if day else None
         # Lag states need the samples of the hour before.
         self._read_since = self._audited_since - timedelta(seconds=CONTEXT_SECONDS) if self._audited_since else None
@@ -83,6 +84,7 @@ class _HistoryTask:
         yield from to_batches(self._compute_groups(groups), arrow_schema(HISTORY))
 
     def _compute_groups(self, groups: Iterable[GroupRows]) -> Iterator[dict[str, Any]]:
+        # The rollup gets all records, and so all gaps; the audit only those since `_audited_since`.
         gaps = Gaps(self._gaps)
         audited_gaps = Gaps(self._audited_gaps)
         for rows in groups:
@@ -106,6 +108,6 @@ class _HistoryTask:
 
 
 def _collect_gaps(gaps: DataFrame) -> list[Gap]:
-    """Return all gaps, which are few. Each group needs all of them, since any gap may hide records of any group."""
+    """Return all gaps (periods of which records are missing), which are few. Each may hide records of any group."""
     rows = gaps.select("since", "at").toArrow()
     return list(map(Gap, rows["since"].to_pylist(), rows["at"].to_pylist()))

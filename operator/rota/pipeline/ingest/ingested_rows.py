@@ -1,7 +1,8 @@
-"""Leaves out rows that a table already has, without Spark, by digests of the same days.
+"""Drops rows that a table already has, without Spark: it compares the rows' digests with those of the same days.
 
 The rows are compared with the newest version. They are still new when they are committed, because only ingest runs add
-rows to a table, one run after the other. If another process commits the same run first, this process skips its commit.
+rows to a table, one run after the other. If another process commits the same run first, `Table.append_files` commits
+nothing.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,10 @@ from rota.pipeline.lake.table import Table
 
 
 def drop_ingested_rows(table: Table, target: FileTarget, files: Sequence[DataFile]) -> list[DataFile]:
-    """Return files without rows whose digest the table has on the same days; a file with such rows is replaced."""
+    """Return files (at least one) without rows whose digest the table has on the same days.
+
+    A file with such rows is replaced by a new file of the other rows, or left out if there are none.
+    """
     version = table.version()
     if version is None:
         return list(files)

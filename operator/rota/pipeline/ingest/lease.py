@@ -54,9 +54,10 @@ class IngestLease:
     def hold(self, pause: Callable[[float], None] | None = None, renewal: float = RENEWAL_SECONDS) -> Iterator[None]:
         """Take the lease, renew it from a thread every `renewal` seconds, and release it at the end.
 
-        Raise LeaseTakenError if another ingest has it; with `pause`, only if that ingest also renews it. A killed one
-        does not, so `pause` is called until its entry has expired.
+        Raise LeaseTakenError if another ingest has the lease. With `pause`, call it until the other's entry expires, as
+        that of a killed ingest does, and raise only if the entry is renewed or replaced meanwhile.
         """
+        # Raises StoreError for a bucket that overwrites existing objects: two ingests could create the same number.
         check_create_only(self._store, CREATE_ONLY_KEY)
         first_refusal = ""
         while refusal := self._try_to_take():
@@ -88,7 +89,7 @@ class IngestLease:
             numbers = self._numbers()
             newest = self._read(numbers[-1])
             if newest == own:  # created by the previous attempt
-                for number in numbers[1:-1]:  # without 0 and the newest
+                for number in numbers[1:-1]:  # neither 0, which is no entry, nor the newest
                     self._store.delete(_key(number))
                 return ""
             # An entry that ends after `now + 2 * LENGTH` has a wrong clock, and must not block other ingests for hours.

@@ -10,7 +10,7 @@ from rota.sentences import join_names
 
 @dataclass(frozen=True)
 class ColumnDifferences:
-    """How stored columns differ from the declared ones; nested columns are named such as topics.value.ids."""
+    """How stored columns differ from the declared ones; nested columns are named by their path: topics.value.ids."""
 
     missing: list[str] = field(default_factory=list)  # declared, not stored
     unknown: list[str] = field(default_factory=list)  # stored, not declared
@@ -44,7 +44,7 @@ def compare_columns(declared: StructType, stored: StructType) -> ColumnDifferenc
 
 
 def find_missing_fields(declared: StructType, stored: StructType) -> list[StructField]:
-    """Return the declared columns that are missing, or have missing fields, among the stored ones."""
+    """Return the declared top-level columns that the stored schema lacks, wholly or in part."""
     missing: set[str] = set()
     for name in compare_columns(declared, stored).missing:
         missing.add(name.partition(".")[0])

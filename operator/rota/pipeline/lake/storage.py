@@ -28,7 +28,7 @@ _GLOB_CHARACTERS = re.compile(r"[*?\[\]{}\\]")
 
 
 def check_root(uri: str) -> None:
-    """Raise ValueError if deltalake cannot use a folder because it decodes names such as `a%20b`."""
+    """Raise ValueError if a folder's path contains an escape such as %20, which deltalake would decode."""
     if unquote(uri) != uri:
         raise ValueError(f"{uri} cannot be a lake: its path contains %, followed by two digits; use another folder")
 
@@ -63,9 +63,9 @@ def native_filesystem(uri: str) -> pa_fs.FileSystem | None:
 
 
 def open_filesystem(uri: str, sizes: dict[str, int]) -> pa_fs.FileSystem:
-    """Return a folder or prefix as a file system of pyarrow, with `storage_options`; `sizes`: by path.
+    """Return deltalake's file system for a prefix in a bucket (for folders, see `native_filesystem`).
 
-    A file with a known size is opened without a request. During a request, deltalake would block all threads.
+    `sizes`: of files, by path. A file with a known size is opened without a request; a request would block all threads.
     """
     return pa_fs.PyFileSystem(DeltaStorageHandler(uri, storage_options(uri), sizes))
 

@@ -43,7 +43,8 @@ _FILES = schemas.table_schema(
     last_at=TimestampType(),
     date=DateType(),
 )
-# Columns with a dictionary in Parquet. Dictionaries of offsets, which are nearly all different, cost time and space.
+# The only columns of lake/offsets with a dictionary in Parquet. Offsets are nearly all different: dictionaries of them
+# would cost time and space.
 _OFFSETS_DICTIONARIES = (
     "group",
     "topics.key_value.key",
@@ -83,11 +84,11 @@ TABLES = {spec.name: spec for spec in (*_INGESTED, *MARTS)}
 
 
 class Lake:
-    """A lake below a root, a folder or a bucket's prefix; raises ValueError if an early version of Rota wrote it."""
+    """A lake below a root (folder, or prefix in a bucket); raises ValueError if an early version of Rota wrote it."""
 
     def __init__(self, uri: str) -> None:
         self.store = open_store(uri)
-        self.uri = self.store.uri  # or the absolute path of a folder
+        self.uri = self.store.uri  # a URI, or the absolute path of a folder
         check_root(self.uri)
         self._check_layout()
         self.snapshots = SnapshotStore(self.store)

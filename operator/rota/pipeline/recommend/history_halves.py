@@ -4,8 +4,8 @@
     second half:                 cut ──────> ends
 
 Each half is a history of its own: the second one starts with the members, queues, owners and lag with which the first
-one ends. Both halves have the capacity of a member that was measured in the whole history, because a history does not
-contain the samples from which the capacity could be measured again.
+one ends. Both halves keep a member's capacity as measured over the whole history: the samples by which it could be
+measured again are not part of a history.
 """
 
 from bisect import bisect_left
@@ -44,12 +44,13 @@ def cut_history(history: GroupHistory) -> HistoryHalves:
         arrivals=history.arrivals[:steps],
     )
     metrics = ReplayMetrics(first)
-    recorded = Replay(first, None, metrics)
+    recorded = Replay(first, None, metrics)  # None: under the recorded policies
     recorded.run()
     second = replace(
         history,
         begins=at,
         document=recorded.document,
+        # A change has all members and queues from its time on, so the first half's last one is the state at the cut.
         changes=(replace(first.changes[-1], at=at), *history.changes[change_count:]),
         arrivals=history.arrivals[steps:],
         lag=np.array(metrics.traffic.lag),

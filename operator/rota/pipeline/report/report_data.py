@@ -125,6 +125,7 @@ def count_problems(results: DataFrame) -> DataFrame:
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     is_recorded_policy = F.col("policy") == RECORDED_POLICY
     recorded_problem = F.max(F.when(is_recorded_policy, F.col("problem"))).over(group)
+    # The column `recorded_problem` is added below.
     is_problem_of_group = F.col("recorded_problem").eqNullSafe(F.col("problem"))
     most_frequent_first = Window.partitionBy("policy").orderBy(F.col("groups").desc(), "problem")
     # Names are replaced; otherwise each group would have a reason of its own.
@@ -146,15 +147,16 @@ def count_problems(results: DataFrame) -> DataFrame:
 def sum_by_policy(results: DataFrame) -> DataFrame:
     """Return the sums of each policy's simulated metrics, without costs, for `rota pipeline simulate`.
 
-    A group that cannot use a policy counts with its present one. So a policy that no group can use would have the sums
-    of the present policies: its sums are null instead.
+    The report itself does not use them. A group that cannot use a policy counts with its present one. So a policy that
+    no group can use would have the sums of the present policies: its sums are null instead.
     """
     summed = ("moves", "forced", "pause_seconds", "duplicates", "idle_member_hours", "lag_mean")
     averaged = "imbalance"
     values = F.struct(*summed, averaged)
     usable = F.col("problem").isNull()
     now = results.where((F.col("policy") == RECORDED_POLICY) & usable).select("group", values.alias("now"))
-    # Null, and so in no sum, for a group whose present policy has no results.
+    # The group's metrics under the policy or, if it cannot use that, under its present one. Null, and so in no sum, for
+    # a group whose present policy has no results.
     used = F.when(usable & F.col("now").isNotNull(), values).otherwise(F.col("now"))
     sums = [F.sum(f"used.{name}").alias(name) for name in summed]
     mean = F.avg(f"used.{averaged}").alias(averaged)
@@ -167,7 +169,10 @@ def sum_by_policy(results: DataFrame) -> DataFrame:
 
 
 def downsample_series(series: DataFrame, max_points: int = MAX_LINE_POINTS) -> DataFrame:
-    """Return rows of schemas.SERIES, at most `max_points` a group and policy; a merged row has the highest lag."""
+    """Return rows of schemas.SERIES, at most `max_points` a group and policy; a merged row has the highest lag.
+
+    `moves` counts all moves so far, so the highest number is that at the end of a merged row's time.
+    """
     group = Window.partitionBy("group").rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     seconds = F.unix_timestamp("at")
     first, last = F.min(seconds).over(group), F.max(seconds).over(group)

@@ -1,4 +1,4 @@
-"""Evidence about the holders of queues, and proofs that no pod consumes the queues without an owner in the document.
+"""Evidence about the holders of queues, and proofs that no pod consumes a queue that has no owner in the document.
 
 `moves.py` grants a queue only with such a proof. `Situation.proofs` is this object.
 """
@@ -52,12 +52,16 @@ class HolderProofs:
 
     @cached_property
     def unowned_proof(self) -> Proof:
-        """The proof that no pod consumes a queue without an owner in the document.
+        """The proof that no pod consumes a queue that has no owner in the document.
 
-        There is no proof in two cases:
+        A rebuilt document, or the first one after Broadcasting, has a barrier: earlier documents may have given the
+        queue to any pod.
 
-        - The broker did not return the group's consumers: an unmanaged one may consume the queue.
-        - The assignment was lost and rebuilt, and a pod whose name another pod has now may still obey the lost one.
+        - RELEASED: there is no barrier, or every running pod has obeyed its generation (`record.barrier_proof`).
+        - LOST: every running pod that has not obeyed it is lost.
+        - NONE: a running pod has neither obeyed it nor is lost.
+        - NONE also if there is a barrier, and a pod whose name another pod has now may still obey an earlier document.
+        - NONE also if the broker did not return the group's consumers: an unmanaged one may consume the queue.
         """
         may_obey_lost_assignment = self.document.barrier and self.snapshot.replaced_holders
         if self.snapshot.unmanaged_consumers is None or may_obey_lost_assignment:
@@ -70,7 +74,7 @@ class HolderProofs:
 
     @cached_property
     def unrecorded_drains(self) -> dict[Queue, Proof]:
-        """The queues that pods still own or drain, by their reports, but that the rebuilt assignment does not name.
+        """The queues that pods still own or drain, by their reports, but that a document with a barrier does not name.
 
         Each with its proof: LOST if every pod that may still consume the queue is lost, otherwise NONE.
         """
@@ -78,8 +82,8 @@ class HolderProofs:
             return {}
         proofs: dict[Queue, Proof] = {}
         named = {*self.owners, *self.document.releasing}
-        # The first rebuilt document revoked these queues. The present one may be later: then pods count as lost later
-        # than necessary, which is safe.
+        # The first document with the barrier already told pods to stop consuming these queues. Its time is not stored;
+        # that of the present one is the same or later, so no pod counts as lost too early.
         revoked_for = record.seconds_since(self.document.issued_at, self.now)
         for pod in self.snapshot.pods:
             if self.evidence_of(pod.holder).ended:
@@ -112,4 +116,5 @@ class HolderProofs:
         absent_holders = self.document.entry_holders.difference(pod.holder for pod in pods)
         if not all(self.evidence_of(holder).ended for holder in absent_holders):
             return 0
+        # A pod that has not started consumes nothing, and its generation is 0.
         return min((pod.generation for pod in pods if pod.started), default=self.document.generation)

@@ -42,12 +42,15 @@ def classify_members(
     """Return the state of each pod, by name."""
     states: dict[str, MemberState] = {}
     for pod in pods:
+        # Such a pod is Joining, whatever its own state: its name's entry in the document is of another pod or process
+        # that may not have ended, or its process has no number (incarnation), by which the document names owners.
         cannot_own_queues = awaits_namesake(document, pod, deleted) or incarnations.lacks_incarnation(document, pod)
         state = _member_state(pod, deleted, policy, has_queues=owns_queues(document, pod))
         states[pod.name] = MemberState.JOINING if cannot_own_queues else state
     for name in _cut_off_members(pods, states, policy, document):
         states[name] = MemberState.CUT_OFF
     # In Orderly groups, brokers keep locks for the pod: its next process gets the queues sooner than another member.
+    # So a member stays counted during a restart.
     restarting = () if is_orderly else _restarting([pod for pod in pods if states[pod.name].is_counted], document)
     return states | dict.fromkeys(restarting, MemberState.RESTARTING)
 
@@ -55,7 +58,7 @@ def classify_members(
 def _restarting(pods: Sequence[PodSnapshot], document: Assignment) -> Collection[str]:
     """Return which of these counted members get no queues because their process has stopped or restarted lately.
 
-    If these were all members, the pause after a restart is waived. If all have stopped, all keep their queues.
+    If that would leave no member, the pause after a restart is waived. If all have stopped, all keep their queues.
     """
     stopped = set(incarnations.stopped_members(pods, document))
     without_queues = stopped.union(incarnations.pausing_members(pods, document))

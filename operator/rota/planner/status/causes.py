@@ -37,13 +37,14 @@ _PLURAL = {"is": "are", "has": "have", "does": "do", "its": "their"}
 
 
 def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
-    """Return why queues change hands now: the first difference that is found, in the order of the checks below."""
+    """Return why this plan changes the assignment: the first difference found, in the order of the checks below."""
     if situation.snapshot.spec and situation.snapshot.spec.paused:
         return Finding(Reason.GROUP_PAUSED, "The group is paused")
     if situation.snapshot.is_duplicate:
         return Finding(Reason.DUPLICATE_CONSUMER_GROUP, "An older ConsumerGroup has the same consumer group")
     if not situation.owners and not situation.document.releasing:
-        # A rebuilt assignment, or the first one after Broadcasting, may have no owners either: it has a barrier.
+        # A rebuilt assignment, or the first one after Broadcasting, may have no owners either. Both have a barrier, and
+        # count as a first assignment.
         if situation.document.generation > 1 and not situation.document.barrier:
             return Finding(Reason.GROUP_RESUMED, "No queue had an owner")
         return Finding(Reason.FIRST_ASSIGNMENT, "A new group")
@@ -57,7 +58,7 @@ def rebalance_cause(situation: Situation, draft: Draft) -> Finding:
 
 
 def _cause_by_leavers(situation: Situation) -> Finding | None:
-    """Return the cause if holders of queues are not counted any more; of several reasons, the first in the table."""
+    """Return the cause if holders of queues are not counted any more: the first reason in the table, all sentences."""
     findings = []
     for state, reason in _REASON_OF_LEAVER.items():
         if leavers := situation.holder_names_by_state.get(state):
@@ -85,6 +86,7 @@ def _cause_by_queues(situation: Situation) -> Finding | None:
     - SubscriptionChanged: of a topic that is new in the subscription, or no longer in it.
     """
     subscribed = situation.subscribed
+    # `unassigned`: to be consumed, but not in the assignment; `unsubscribed`: in it, but not to be consumed any more.
     # The assignment does not have the queues of unmanaged consumers, so an unassigned queue need not be a new one.
     added = set() if situation.snapshot.unmanaged_consumers else set(subscribed.unassigned)
     removed = set(subscribed.unsubscribed)
@@ -104,7 +106,7 @@ def _topics_of(queues: Iterable[Queue]) -> set[str]:
 
 
 def _cause_by_joiners(situation: Situation, draft: Draft) -> Finding | None:
-    """Return the cause if members without queues are new, or get queues now; other idle members were idle before."""
+    """Return the cause if members joined: those without queues that are new in the assignment, or get queues now."""
     if draft.strategy != situation.document.strategy:
         return None  # the new strategy may be why an idle member gets queues
     document = situation.document

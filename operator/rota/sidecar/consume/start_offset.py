@@ -10,7 +10,7 @@ from rota.model import Queue
 from rota.spec import StartFrom
 
 FROM_OLDEST = StartFrom(position="Earliest")  # for the group's retry topic: all its messages are this group's
-COMMIT_SECONDS = 8.0  # limit for a commit; its request, with a new connection, times out sooner
+COMMIT_SECONDS = 8.0  # limit for a commit; its request times out sooner, even with a new connection
 _MAX_TRIES = 5
 
 
@@ -31,7 +31,9 @@ async def find_start_offset(
     start_from: StartFrom,
     consuming_since: float | None = None,
 ) -> int:
-    """Return the start offset once the store has it; `consuming_since` is when the group started to consume the topic.
+    """Return the start offset; a new one is stored first.
+
+    `consuming_since` is when the group started to consume the topic.
 
     A failed request raises its error: only a positive answer of the store means that no offset exists.
     """
@@ -60,13 +62,15 @@ async def _look_up_start(queue: Queue, consumer: Consumer, start_from: StartFrom
 
 
 async def commit_and_verify(offset_store: OffsetStore, queue: Queue, offset: int) -> int:
-    """Commit the first offset of a queue, and return the stored one: brokers lose one of two that arrive together.
+    """Commit the first offset of a queue, and return the stored one.
 
-    Without a stored offset the next member would look up `Latest` later, and skip the messages in between.
+    It is read back, because brokers may lose one of two commits that arrive at the same time. Without a stored
+    offset the next member would look up `Latest` later, and skip the messages in between.
     """
     for _ in range(_MAX_TRIES):
         await commit_offset(offset_store, queue, offset)
-        if (committed := await offset_store.committed_offset(queue)) is not None:  # a user may have just set it
+        # Another one than `offset` if a user has just set it.
+        if (committed := await offset_store.committed_offset(queue)) is not None:
             return committed
     raise UnreachableError(f"The broker confirmed the first offset of {queue}, but does not return it")
 

@@ -1,4 +1,4 @@
-"""Server-sent events about the queues that the pod holds: first all of them, then each change.
+"""Server-sent events for the app about the queues that the pod holds: first all of them, then each change.
 
 A held queue is one that the member owns; queues that it drains are not held any more.
 """
@@ -20,7 +20,7 @@ _HEADERS = {"content-type": "text/event-stream", "cache-control": "no-store"}
 
 
 class AssignmentStream:
-    """The held queues, and the streams that publish them."""
+    """Streams the held queues to every connected client."""
 
     def __init__(self) -> None:
         self._held: frozenset[Queue] = frozenset()
@@ -29,7 +29,7 @@ class AssignmentStream:
         self._closed = False
 
     def update_held(self, report: Report) -> frozenset[Queue]:
-        """Stream the held queues of a new report; return the queues that were held before and are not any more."""
+        """Set the held queues to those of a report, and stream a change; return queues that are not held any more."""
         held = frozenset(from_ranges(report.held))
         previous = self._held
         self._held = held

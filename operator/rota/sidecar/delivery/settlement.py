@@ -20,7 +20,7 @@ from rota.spec.resolved import GroupSettings
 
 SEND_BACK_RETRY_SECONDS = 5.0  # seconds before a message that the broker did not take back is delivered again
 MAX_ID_CHARACTERS = 100  # characters of a message's id in logs and problems
-UNLIMITED_ATTEMPTS = 2**31 - 1  # the highest that brokers take: the sidecar decides when a message has no attempt left
+UNLIMITED_ATTEMPTS = 2**31 - 1  # the most that brokers accept: the sidecar, not the broker, ends the attempts
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class SettlementHost(Protocol):
 
 
 class DeliveryHost(SettlementHost, Protocol):
-    """The member, as Push and Pull delivery need it."""
+    """The member, as Push and Pull delivery (push.py, pull.py) need it."""
 
     metrics: SidecarMetrics
 
@@ -85,7 +85,7 @@ class _RejectedMessage(NamedTuple):
     @property
     def is_settled(self) -> bool:
         """Whether the message is finished, or discarded by a reset, or its queue is released."""
-        # An extra attempt was counted at the rejection; the window keeps this count while the message is unfinished.
+        # `_send_back` counts an extra attempt at the rejection; the window keeps it while the message is unfinished.
         return self.window.stopped or not self.window.has_extra_attempt(self.offset)
 
 
@@ -115,7 +115,7 @@ class Settlement:
             self._host.problems.set_problem(Reason.RETRY_REJECTED, "")
 
     def return_messages(self, batch: Batch, messages: Iterable[Message], delay_seconds: float = 0.0) -> None:
-        """Return messages to the window, to be delivered again after a pause."""
+        """Return messages to the window, to be delivered again: after a delay or, without one, at the next offer."""
         deliver_after = self._host.now() + delay_seconds if delay_seconds else IMMEDIATELY
         for message in messages:
             batch.window.return_message(batch.delivery, message, deliver_after)
@@ -164,7 +164,7 @@ class Settlement:
 
 
 def partition(items: Iterable[T], predicate: Callable[[T], bool]) -> tuple[list[T], list[T]]:
-    """Return the items that satisfy the predicate, and the others, both in their order."""
+    """Return the items that satisfy the predicate, and the others, both in their order; used by Push and Pull."""
     matching: list[T] = []
     others: list[T] = []
     for item in items:

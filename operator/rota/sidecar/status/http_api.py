@@ -11,8 +11,9 @@ from rota.sidecar.status.control_api import LIMITS, ControlApi, ControlHost, Rep
 from rota.sidecar.status.waiting_hooks import WaitingHooks
 
 PORT = 9911
-# An app container's preStop hook waits this long for a drain to start. If the pod ends, the sidecar's own hook starts a
-# drain, within seconds even if many pods of the node end at once. Without a drain, only the app's container is stopped.
+# An app container's preStop hook waits this long for a drain to start. The hook runs in two cases:
+# - The pod ends: the sidecar's own hook starts a drain, within seconds even if many pods of the node end at once.
+# - Only the app's container is stopped: no drain starts, and there is nothing to wait for.
 DRAIN_START_TIMEOUT_SECONDS = 10.0
 
 
@@ -62,6 +63,7 @@ class StatusApi:
         )
         # An operator of the previous version does not know the control port: it must get a response here.
         report = web.get("/v1/report", SharedResponse(self._report, {"content-type": "application/json"}).respond)
+        # Without a key, all routes of `ControlApi` are here, /v1/report among them.
         app.add_routes([report] if self._control.is_signed else self._control.routes)
         return await listen(app, address, port, limits=LIMITS)
 
@@ -69,7 +71,10 @@ class StatusApi:
         return encode_report(self._host)
 
     async def _drained(self, request: web.Request) -> web.Response:
-        """Let an app container's hook wait for the drain, if one starts; meanwhile its connection is kept open."""
+        """Let an app container's hook wait for the drain, if one starts.
+
+        Meanwhile the server does not close its connection for another client (up to a limit, see `WaitingHooks`).
+        """
         with self._waiting_hooks.protect(request):
             try:
                 async with asyncio.timeout(DRAIN_START_TIMEOUT_SECONDS):

@@ -1,4 +1,4 @@
-"""Protects connections of waiting preStop hooks, up to a limit, while the sidecar's HTTP server has no free ones.
+"""Keeps the sidecar's HTTP server from closing the connections of waiting preStop hooks at its limit.
 
 App containers' preStop hooks wait at the sidecar for the drain. At its limit of connections, the server closes an idle
 connection if another client needs one. A connection whose request is still being answered is *protected* from that,
@@ -24,8 +24,8 @@ class WaitingHooks:
     goes on waiting, until another client needs its connection.
 
     So each address that has a protected request keeps its oldest one. The kubelet sends the hooks of all containers of
-    a pod from one address. The sidecar cannot prefer that address, because it depends on the cluster's network. At
-    least one hook stays protected, except in two cases:
+    a pod from one address. The sidecar cannot know that address, which depends on the cluster's network. At least
+    one hook stays protected, except in two cases:
 
     - as many other addresses as the limit have waiting requests before the hooks connect;
     - an attacker at the kubelet's own address has filled the limit before the hooks connect. Later requests from there

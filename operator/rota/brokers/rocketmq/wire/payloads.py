@@ -207,7 +207,7 @@ class OffsetWrapper(Body, frozen=True):
 
 
 class ConsumeStats(Body, frozen=True):
-    """A group's offsets at a broker, by queue."""
+    """A group's offsets at a broker, by queue: a key of any `offset_table` is the JSON of a MessageQueue, as text."""
 
     offset_table: dict[str, OffsetWrapper] = {}
     consume_tps: float = 0.0
@@ -256,6 +256,8 @@ class GroupConfig(Body, frozen=True):
 
 
 class QueueInfo(Body, frozen=True):
+    """A member's progress in one queue: a value in `RunningInfo.mq_table`."""
+
     commit_offset: int = 0
     cached_msg_min_offset: int = 0
     cached_msg_max_offset: int = 0
@@ -277,7 +279,7 @@ class RunningInfo(Body, frozen=True):
 
     properties: dict[str, str]
     subscription_set: list[SubscriptionData]
-    mq_table: msgspec.Raw
+    mq_table: msgspec.Raw  # by queue; the keys are objects, which is not JSON: `fastjson.encode_queue_table`
     mq_pop_table: dict[str, dict[str, str]] = {}
     status_table: dict[str, dict[str, float]] = {}
     user_consumer_info: dict[str, str] = {}
@@ -300,4 +302,6 @@ class ConsumerInfo(Body, frozen=True):
 
 
 class ConsumerStatus(Body, frozen=True):
-    message_queue_table: msgspec.Raw
+    """A member's committed offsets."""
+
+    message_queue_table: msgspec.Raw  # by queue, encoded like `RunningInfo.mq_table`

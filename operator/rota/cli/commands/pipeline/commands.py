@@ -248,7 +248,7 @@ def maintain(*, lake: str, journal: str | None, output: str, if_any: bool, **day
 def generate(spark: "SparkSession", progress: Progress, **options: Any) -> None:
     """Generate a journal of synthetic groups in a lake.
 
-    The operator's planner writes it, so it is like the journal of a real fleet.
+    The operator's own planner makes the decisions in it, so it is like the journal of a real fleet.
     """
     from rota.cli.commands.pipeline import simulate
 

@@ -67,7 +67,7 @@ class OpenedLake:
         self.lake.head(self.snapshot, name)  # called only because it raises if the log has lost commits
         table = self.lake.table(name)
         version, self.rows[name] = table.replace(rows, dates, base=self.snapshot.version(name))
-        if version is not None:
+        if version is not None:  # None: the mart never had a row; `read` then returns none
             self._versions[name] = version
         return table.read(rows.sparkSession, version)
 
@@ -125,7 +125,8 @@ def open_snapshot(lake: Lake, number: int | None, as_of: datetime | None) -> Ope
     newest = lake.snapshots.latest()
     if not newest.number:
         raise NothingToReadError(lake.snapshots.explain_missing())
-    # Do not read the newest snapshot twice: if another one is published in between, this command writes no marts.
+    # Use `newest` as it was read. A second read could return a snapshot that was published in between: it would not
+    # count as the newest, and this command would write no marts.
     snapshot = newest if number is None and as_of is None else lake.snapshot(number, as_of)
     is_newest = snapshot.number == newest.number
     if is_newest:  # its marts are written

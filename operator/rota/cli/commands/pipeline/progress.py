@@ -17,7 +17,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._quiet_until = time.monotonic() + QUIET_SECONDS
-        # Prints the present step when QUIET_SECONDS are over; None: no step has had to wait for that yet.
+        # Prints the present step when QUIET_SECONDS are over; None: no step was postponed yet. Tests wait for it.
         self.pending_timer: Timer | None = None
 
     def __call__(self, step: str) -> None:

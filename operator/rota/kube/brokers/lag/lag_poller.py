@@ -40,7 +40,7 @@ class GroupLag(NamedTuple):
     queues: Mapping[Queue, QueueLag]
     dead_letters: int | None = None
     sampled_at: float | None = None  # the oldest `LagAtBroker.sampled_at`, in seconds since 1970
-    requested_at: float | None = None  # the oldest `LagAtBroker.requested_at`, from which a metric has the lag's age
+    requested_at: float | None = None  # the oldest `LagAtBroker.requested_at`: a metric computes the lag's age from it
     incomplete_topics: frozenset[str] = frozenset()  # their routes have just lost a broker, which may come back
     incoming_rates: Mapping[Queue, float | None] = {}  # messages a second; only if the policy needs weights
 
@@ -67,7 +67,8 @@ class LagPoller:
 
         `consumed_queues` returns the queues of a group that have a consumer. Brokers do not know the offsets of a
         Broadcasting group: `reported_offsets` returns those of its slowest member. `topic_starts` returns since when
-        topics are consumed: on a queue without a commit, the lag of a group that starts at Latest counts from then on.
+        a group has consumed its topics: on a queue without a commit, a group that starts at Latest has no lag from
+        messages before that time.
         """
         self._brokers = brokers
         self._route_watcher = route_watcher
@@ -89,8 +90,8 @@ class LagPoller:
                 now = asyncio.get_running_loop().time()
                 self._note_routes(now)
                 self._brokers_by_name = brokers_to_keep(self._brokers_by_name, groups_of_broker, now)
-                # A broker that no route lists has no lag. Its samples are kept for KEEP_BROKER_SECONDS: if the broker
-                # comes back, for instance after a restart, lag states and rates do not have to start anew.
+                # A broker that no route lists has no lag. Its samples are kept for a while (`brokers_to_keep`): if the
+                # broker comes back, for instance after a restart, lag states and rates do not have to start anew.
                 for name in self._brokers_by_name.keys() - groups_of_broker.keys():
                     self._brokers_by_name[name].lag_by_group = {}
                 for name, groups in groups_of_broker.items():
@@ -187,7 +188,7 @@ class LagPoller:
         broker.is_away = False
         # `send_all` sets `is_away` and calls `on_away` when the broker falls silent.
         broker.on_away = partial(self._mark_unknown, broker, groups)
-        # `sample_groups` replaces this time for each group whose offsets it requests.
+        # `sample_groups` changes this mapping: it replaces the time of each group whose offsets it requests.
         requested_at = dict.fromkeys(groups, RequestTime(broker.poll_started_at, time()))
         samples = await self._sampler.sample_groups(broker, groups, requested_at)
         dead_letters = await self._count_dead_letters(broker, groups)

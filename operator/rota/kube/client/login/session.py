@@ -60,8 +60,9 @@ class Login:
         self._lock = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None  # the last renewal in the background
         self._forced_renewal: asyncio.Task[None] | None = None  # the last renewal after a 401
-        self._renew_after = loop_time() + RENEW_SECONDS  # loop's time of the next renewal in the background
-        self._force_after = loop_time()  # a 401 before this loop's time causes no renewal, as one has just been made
+        # On the event loop's clock: before these times, a request starts no background renewal, a 401 no forced one.
+        self._renew_after = loop_time() + RENEW_SECONDS
+        self._force_after = loop_time()  # RETRY_SECONDS after the last renewal that a 401 caused
         self._failure = ""  # why the last renewal failed; empty if it succeeded
 
     @classmethod
@@ -121,7 +122,7 @@ class Login:
 
     @property
     def pool(self) -> object:
-        """The connection pool; it is replaced after a new certificate."""
+        """The TLS context and connection settings; another object means that sessions must be replaced."""
         return self._pool
 
     async def verify(self) -> None:
@@ -186,7 +187,14 @@ class Login:
             self._renewal = asyncio.create_task(self._renew(is_forced=False), name="login")
 
     async def _renew_rejected(self, rejected: LoginCredentials) -> bool:
-        """Renew rejected credentials, once for all requests that used them; return whether they are replaced now."""
+        """Renew rejected credentials, once for all requests that used them; return whether they are replaced now.
+
+        - They are replaced already: return True at once.
+        - A renewal after a 401 is under way: wait for it.
+        - Otherwise, start one and wait for it, unless the last one ended within RETRY_SECONDS (`_force_after`).
+
+        `_renew` keeps the object if the new credentials equal it: then the rejected ones are not replaced.
+        """
         if self._credentials is rejected and (self._forced_renewal is None or self._forced_renewal.done()):
             if loop_time() < self._force_after:
                 return False
@@ -202,7 +210,7 @@ class Login:
                 credentials = await self._account.log_in(is_forced=is_forced)
                 if credentials.connection_settings != self._credentials.connection_settings:
                     self._pool = _make_pool(credentials)
-                if credentials != self._credentials:  # equal ones stay the same object: a request compares by identity
+                if credentials != self._credentials:  # if equal, keep the object: `_renew_rejected` compares identity
                     self._credentials = credentials
                 self._failure = ""
             except LoginError as error:
@@ -220,7 +228,8 @@ class Login:
 class RenewedSession:
     """A session that is replaced when the login gets a new certificate; requests on the old session are completed.
 
-    `close` ends open responses first: aiohttp forgets their readers, which would wait for ever.
+    `close` closes open responses first: when only the session is closed, aiohttp does not wake the tasks that read a
+    response, and they would wait for ever.
     """
 
     def __init__(self, login: Login, open_session: Callable[[], aiohttp.ClientSession]) -> None:

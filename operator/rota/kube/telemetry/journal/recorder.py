@@ -78,6 +78,7 @@ def _is_generation_gap(last_generation: int, document: Assignment) -> bool:
 
 
 def _obeyed_records(group: str, at: str, change: RebalanceChange) -> Iterator[JournalRecord]:
+    """Yield one record per grant's generation and member that was found to obey the grant."""
     queues_by_member: defaultdict[tuple[int, str, str], list[Queue]] = defaultdict(list)
     for handover in change.handovers:
         queues_by_member[handover.generation, handover.next_owner.name, handover.next_owner.uid].append(handover.queue)
@@ -96,7 +97,10 @@ def _rebalance_record(group: str, at: str, completed: CompletedRebalance) -> Jou
 
 
 def redelivered_records(group: str, now: float, entries: Iterable[Redelivery]) -> Iterator[JournalRecord]:
-    """Yield one record per cause and pair of members for redelivered messages; `now` is in seconds since 1970."""
+    """Yield records of redelivered messages, one per cause and pair of readers; `now` is in seconds since 1970.
+
+    Estimated and exact numbers are in separate records.
+    """
     by_origin: defaultdict[_RedeliveryOrigin, list[Redelivery]] = defaultdict(list)
     for entry in entries:
         origin = _RedeliveryOrigin(entry.cause, entry.is_estimate, entry.previous_reader, entry.next_reader)

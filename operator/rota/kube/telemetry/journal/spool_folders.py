@@ -29,7 +29,7 @@ class SpoolFolders:
     """The folders that this process has locked: its own one, and adopted ones."""
 
     def __init__(self, root: Path, own_name: SegmentName) -> None:
-        """Start without folders. Pod, uid and start of `own_name` identify this process; the rest is unused."""
+        """Start without folders. Pod, uid and start of `own_name` identify this process; other fields are unused."""
         self.root = root
         self.own_name = own_name
         self._has_created = False
@@ -59,7 +59,7 @@ class SpoolFolders:
 
     def _is_own_locked(self) -> bool:
         """Whether this process has its folder; false if its lock was deleted, so that others may adopt it."""
-        if not self._has_created:  # an adopted folder may have the same name, from an earlier process
+        if not self._has_created:  # `_locks` may have an adopted folder of the same name, from an earlier process
             return False
         try:
             return os.fstat(self._locks[spool_folder(self.own_name)]).st_nlink > 0
@@ -97,6 +97,7 @@ class SpoolFolders:
             return []
 
     def _may_adopt(self, folder: Path) -> bool:
+        # A folder of this pod is on this node, where `_lock` sees the lock of another process.
         own_pod = spool_folder(self.own_name).rpartition("-")[0]  # the name without the process' start
         if folder.name.rpartition("-")[0] == own_pod:
             return True

@@ -15,10 +15,10 @@ _MISSING_FILE = re.compile(r"(?:Object at location |local file ')(.*?)(?: not fo
 
 
 def open_rows(store: ObjectStore, name: str, version: int) -> ds.Dataset:
-    """Return the rows of a version with the columns that are stored; raise ValueError if its log is damaged."""
+    """Return a dataset of a version, with the columns that are stored; raise ValueError if its log is damaged."""
     reader = LogReader(store, name)
     table = reader.load(version)
-    assert table is not None  # noqa: S101 - only a table without a version may be missing
+    assert table is not None  # noqa: S101 - `load` returns None only if no version is given
     return table.to_pyarrow_dataset(filesystem=native_filesystem(reader.uri))
 
 

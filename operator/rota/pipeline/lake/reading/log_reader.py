@@ -46,7 +46,7 @@ class LogReader:
         return table
 
     def paths_since(self, version: int) -> set[str]:
-        """Return the paths of all files that a version or a later one has, relative to the table."""
+        """Return the paths of all files that this version or any later one lists, relative to the table."""
         table = self.load(version)
         newest = self.load()
         if table is None or newest is None:
@@ -71,7 +71,7 @@ class LogReader:
             raise ValueError(f"{self.uri} was changed by another program, which uses {features}: Rota cannot read that")
 
     def _check_commits(self, version: int) -> None:
-        """Raise ValueError if deltalake takes a damaged commit for one without changes."""
+        """Raise ValueError for an empty or truncated commit, which deltalake takes for a commit without changes."""
         if version in self._checked_versions:
             return
         damage = find_empty_commit(self._store, self.folder, version)

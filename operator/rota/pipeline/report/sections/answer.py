@@ -1,6 +1,6 @@
 """The answer, the first section of the report: how much other policies save, and which groups to change first.
 
-`Findings` are the data of the report; OWN_POLICIES stands for each group with the policy recommended for it.
+`Findings` are the data of the report; the sums of OWN_POLICIES are those with each group's recommended policy.
 """
 
 from collections.abc import Iterator
@@ -139,6 +139,7 @@ def _problem_lists(data: Findings) -> Iterator[str]:
 
 
 def _problem_sentence(row: Row) -> str:
+    # A problem of the recorded policy, which is in force, is one of the group: its history cannot be replayed at all.
     unusable = "" if row["policy"] == RECORDED_POLICY else "unusable: "
     where = f"{format_count(row['groups'], 'group')}, such as {escape_text(row['example'])}"
     return f"<strong>{render_policy_title(row['policy'])}</strong> in {where}: {unusable}{escape_text(row['problem'])}"

@@ -44,6 +44,7 @@ RECOMMENDED_CHANGES = Metric(
     ("lake",),
 )
 SNAPSHOT = Metric("rota_pipeline_snapshot", "Number of the newest snapshot after the last run.", ("lake",))
+# All of them: tests compare them with the docs and the dashboards.
 METRICS = (
     LAST_SUCCESS,
     STEP_SECONDS,
