@@ -67,6 +67,13 @@ def test_machine_room_nearby_inner_strategy_may_be_a_function_or_have_options() 
     )
 
 
+def test_machine_room_nearby_called_directly_takes_the_same_inner_strategies() -> None:
+    nearby = STRATEGIES["MachineRoomNearby"]
+    hashed = {"inner": "ConsistentHash", "innerOptions": {"virtualNodes": 5}}
+    for options in (ROOMS, ROOMS | hashed):
+        assert nearby(a_roster(), **options).tolist() == prepared("MachineRoomNearby", options)(a_roster()).tolist()
+
+
 def install_strategies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **functions: str) -> None:
     """Install a package with one strategy for each name and function body."""
     lines = [f"def {name}(roster, **options):\n    {body}\n" for name, body in functions.items()]
@@ -243,6 +250,16 @@ def test_sticky_reason_counts_only_ordinary_queues() -> None:
     assert reasons[3].startswith("it had no owner; m")
 
 
+def test_sticky_spreads_retry_queues_after_the_others() -> None:
+    retry = Queue("%RETRY%shop", "broker-a", 0)
+    orders = [Queue(*queue) for queue in ORDERS[:4]]
+    current = {retry: "m0", orders[0]: "m0"} | dict.fromkeys(orders[1:], "m1")
+    shares = allocate("Sticky", [*orders, retry], ["m0", "m1"], current=current)
+    assert shares == {"m0": [retry, orders[0], orders[3]], "m1": orders[1:3]}
+    shares = allocate("Sticky", [*orders[:3], retry], ["m0", "m1"], current=current | {orders[1]: "m0"})
+    assert shares == {"m0": orders[:2], "m1": [retry, orders[2]]}
+
+
 # Scales of Balanced: small fleets with results that can be checked by hand.
 
 Rooms = Sequence[str | None]
@@ -348,6 +365,11 @@ def test_balanced_results_for_two_rooms_match_hand_calculation(
     assert (scales.owners, steps_of(scales)) == (owners, expected_steps)
 
 
+def test_balanced_repeats_its_passes_until_each_queue_is_in_its_room() -> None:
+    scales = decided_scales([1] * 3, [1.0, 1.0], [1, 0, 0], rooms=(["w", "e", "e"], ["w", "e"]))
+    assert scales.owners == [0, 1, 1]
+
+
 def test_balanced_counts_a_member_as_remote_only_if_both_rooms_are_known() -> None:
     scales = Scales([1, 1], [1.0, 1.0, 1.0], ["e", None], [None, "e", "w"])
     assert [scales.room_mismatch(member, queue) for queue in (0, 1) for member in (0, 1, 2)] == [0, 0, 1, 0, 0, 0]
@@ -373,6 +395,14 @@ def test_balanced_gives_retry_queues_negligible_weight_whatever_was_measured() -
         owner for queue, owner in zip(roster.queues, owners.tolist(), strict=True) if queue.topic == "orders"
     ]
     assert np.bincount(ordinary_owners).tolist() == [2, 2]
+
+
+def test_balanced_gives_retry_queues_less_weight_than_queues_without_traffic() -> None:
+    retry = [Queue("%RETRY%shop", "broker-a", number) for number in range(2)]
+    quiet = dict.fromkeys([Queue(*queue) for queue in ORDERS[:2]], 0.0)
+    options = {"queueWeights": quiet}
+    shares = allocate("Balanced", [*quiet, *retry], ["m0", "m1"], options=options, current=dict.fromkeys(retry, "m0"))
+    assert sorted(sum(queue in quiet for queue in share) for share in shares.values()) == [1, 1]
 
 
 def test_balanced_reason_for_a_single_member_says_there_is_no_other() -> None:

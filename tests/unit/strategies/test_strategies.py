@@ -104,6 +104,8 @@ def test_by_config_queues_option_gives_every_member_the_same_list() -> None:
         ("Averagely", [("t", "b", True)], ["a"], {}, ".* is not a queue"),
         ("Averagely", [*ORDERS, ("orders", "b", -1)], ["a"], {}, r"\('orders', 'b', -1\) is not a queue"),
         ("Averagely", [*ORDERS, ("orders", "b", 0, 0)], ["a"], {}, r"\('orders', 'b', 0, 0\) is not a queue"),
+        ("Averagely", [*ORDERS, ("orders", 5, 0)], ["a"], {}, r"\('orders', 5, 0\) is not a queue"),
+        ("Averagely", [*ORDERS, (None, "b", 0)], ["a"], {}, r"\(None, 'b', 0\) is not a queue"),
         ("Averagely", 5, ["a"], {}, "The list of queues must be a list of queues, not 5"),
         ("Averagely", ORDERS, "abc", {}, "The list of members must be a list of names, not 'abc'"),
         ("Averagely", ORDERS, 3, {}, "The list of members must be a list of names, not 3"),
@@ -125,6 +127,13 @@ def test_by_config_queues_option_gives_every_member_the_same_list() -> None:
         ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": 5}, "Unknown strategy 5"),
         ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"innerOptions": [5]}, "The options must be a mapping"),
         ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: [7] * 8}, "The inner strategy .* number 7"),
+        (
+            "MachineRoomNearby",
+            ORDERS,
+            ["a"],
+            NEAR | {"inner": averagely, "innerOptions": {}},
+            "Option innerOptions requires option inner to be a strategy's name",
+        ),
         ("MachineRoomNearby", ORDERS, ["a"], NEAR | {"inner": lambda _: None}, "The inner strategy .* must return"),
         ("Balanced", ORDERS, ["a"], {"queueWeights": [1.0]}, "Option queueWeights must be a mapping"),
         ("Balanced", ORDERS, ["a"], {"queueWeights": {ORDERS[0]: "1"}}, "Option queueWeights has .1. for orders"),
@@ -190,6 +199,13 @@ def test_strategy_accepts_queues_of_any_usual_kind() -> None:
     kinds: tuple[Any, ...] = (lists, ids_of_numpy, subclassed, [*map(Queue._make, ORDERS)], iter(ORDERS))
     for queues in kinds:
         assert allocate("Averagely", queues, ["a", "b"]) == expected
+
+
+def test_strategy_checks_queues_of_builtin_types_without_parsing_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("rota.strategies.input_checks._parse_queue")
+    queues = [ORDERS[0], [*ORDERS[1]], Queue(*ORDERS[2])]  # the ids start at 0
+    for kinds in (queues, *([queue] for queue in queues)):
+        assert allocate("Averagely", kinds, ["a"])["a"] == [Queue(*queue) for queue in kinds]
 
 
 def test_strategy_accepts_none_as_current_owner_and_1000_virtual_nodes() -> None:

@@ -496,6 +496,20 @@ def test_forced_grant_count_is_0_without_a_stored_assignment() -> None:
     assert fleet.tracker.rebalances[0].forced == 0
 
 
+def test_rebalance_tracker_copy_has_the_totals_so_far_and_does_not_change() -> None:
+    fleet = a_settled_group("m1", "m2")
+    fleet.make_unreachable("m2")
+    fleet.run_plan()
+    copied = fleet.tracker.copy_at(fleet.at + 2.0)
+    assert copied == fleet.tracker
+    assert copied.contested_seconds == fleet.tracker.contested_seconds == 3 * 2.0
+    rebalances = list(copied.rebalances)
+    assert copied.oldest_handover_seconds(fleet.at + 2.0) == 2.0
+    fleet.settle()
+    assert list(copied.rebalances) == rebalances != list(fleet.tracker.rebalances)
+    assert copied.oldest_handover_seconds(fleet.at) > 0.0
+
+
 def test_rebalance_tracker_keeps_no_large_parts_of_a_plan() -> None:
     fleet = PlannedGroup("m1")
     fleet.run_plan()

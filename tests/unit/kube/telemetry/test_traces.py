@@ -1,6 +1,7 @@
 """Traces of rebalances: well nested spans with stable ids, encoded by OpenTelemetry's SDK."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -167,6 +168,19 @@ def test_trace_of_many_handovers_has_only_the_slowest() -> None:
     root_attributes = attributes(root)
     assert (root_attributes["rota.handovers"], root_attributes["rota.handovers_omitted"]) == (MAX_HANDOVERS + 30, 30)
     assert len(children) == 3 * MAX_HANDOVERS
+
+
+def test_trace_of_many_handovers_has_also_a_quick_forced_one() -> None:
+    tracker = RebalanceTracker()
+    forced, *others = QUEUES
+    tracker.record_plan(Plan(), a_group(1), {}, 99.0)
+    tracker.record_plan(a_plan(), a_group(2, free=QUEUES), {}, 100.0)
+    forced_group = replace(a_group(3, [forced], others), forced={forced: 3})
+    tracker.record_plan(a_plan(moved=1), forced_group, {B: 3}, 101.0)
+    completed = tracker.record_plan(a_plan(moved=len(QUEUES), seconds=5.0), a_group(4, QUEUES), {B: 4}, 105.0).completed
+    assert completed
+    assert [handover.queue for handover in completed.slowest_handovers if handover.is_forced] == [forced]
+    assert len(completed.slowest_handovers) == MAX_HANDOVERS
 
 
 def test_trace_by_a_new_leader_omits_handovers_it_did_not_see_start() -> None:
