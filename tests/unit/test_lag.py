@@ -33,6 +33,7 @@ def samples_of(*offset_pairs: tuple[int | None, int], has_owner: bool = True) ->
         pytest.param(OffsetSample(0, 30, 100, None), EARLIEST, 70, id="starts at the oldest"),
         pytest.param(OffsetSample(0, 0, 100, None), TIMED, None, id="start is unknown"),
         pytest.param(OffsetSample(0, 0, 0, 0), LATEST, 0, id="an empty queue"),
+        pytest.param(OffsetSample(0, 101, 100, None), EARLIEST, None, id="the end is before the beginning"),
     ],
 )
 def test_lag_of_one_sample_follows_from_offsets_and_start_from(

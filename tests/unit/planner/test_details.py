@@ -329,6 +329,12 @@ def test_assignment_rebuilt_gives_a_tied_queue_to_the_first_member_by_name() -> 
     assert {name: share.queues for name, share in rebuilt.members.items()} == {"m1": (Q[0],), "m2": ()}
 
 
+def test_assignment_rebuilt_lists_the_queues_of_each_member_in_order() -> None:
+    held = {Queue(topic, "a", number) for topic in ("orders", "payments") for number in range(20)}
+    rebuilt = record.rebuild_assignment(settled(document=None, pods=(a_pod("m1", a_report("m1", 5, held)),)), NOW)
+    assert list(rebuilt.members["m1"].queues) == sorted(held)
+
+
 @pytest.mark.parametrize(
     ("evidence", "generation"),
     [
@@ -404,6 +410,12 @@ def test_broadcasting_assignment_lost_is_rebuilt_with_every_queue_for_every_memb
     )
 
 
+def test_broadcasting_assignment_lost_is_rebuilt_also_with_queues_that_no_report_names() -> None:
+    pods = (a_pod("m1", a_report("m1", 4, Q[:3])), a_pod("m2"))
+    rebuilt = written_document(settled(spec=a_spec(messageModel="Broadcasting"), damage="Torn", pods=pods))
+    assert rebuilt.everyone == tuple(Q[:6])
+
+
 @pytest.mark.parametrize(
     ("pods", "expected"),
     [
@@ -437,7 +449,22 @@ def test_assignment_entry_stays_until_its_pod_has_ended() -> None:
     assert entries == {"m1": "uid-m1", "m3": "uid-m3", "m5": "uid-m5"}
 
 
+def test_assignment_drops_the_entry_of_an_ended_member_without_queues() -> None:
+    document = a_document(members={"m1": Q[:6], "m2": ()})
+    pods = obeying(document)[:1]
+    assert plan(settled(document=document, pods=pods), NOW).document is None
+    rewritten = written_document(settled(document=document, pods=pods, deleted_uids=frozenset({"uid-m2"})))
+    assert owned(rewritten) == {"m1": [0, 1, 2, 3, 4, 5]}
+
+
 # Pokes.
+
+
+def test_poke_is_not_due_for_settings_that_a_pod_without_a_report_may_use() -> None:
+    document = a_document(members={"m1": Q[:3]})
+    assert pokes.pods_behind([a_pod("m2")], document, frozenset(), "digest") == []
+    other_settings = a_pod("m2", a_report("m2", 4, settings="other"))
+    assert pokes.pods_behind([other_settings], document, frozenset(), "digest") == [other_settings]
 
 
 @pytest.mark.parametrize(
@@ -529,8 +556,8 @@ EAST = [{"broker": "a", "room": "east"}]
             "ByConfig",
             {
                 "members": [
-                    {"index": 1, "queues": NAMED_QUEUES},
                     {"index": 2, "queues": [NAMED_QUEUES[0] | {"ids": "0"}]},
+                    {"index": 1, "queues": NAMED_QUEUES},
                 ]
             },
             {"members": {"m2": [Q[1], Q[3]]}},  # a range may be wider than the topic

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from builders import a_pod, a_policy, a_report, a_snapshot
@@ -55,6 +55,7 @@ def test_membership_of_a_pod_that_has_not_started_counts_no_silence() -> None:
     assert a_pod("m1", unreachable_for=500.0, started=False).evidence.unreachable_for == 0.0
 
 
+NOT_READY = {"ready": False, "started": True}
 SECONDS = st.sampled_from([0.0, 0.5, 1.0, 9.0, 130.0, 1000.0])
 
 
@@ -64,6 +65,7 @@ SECONDS = st.sampled_from([0.0, 0.5, 1.0, 9.0, 130.0, 1000.0])
     lost_after=st.sampled_from(["1s", "10s", "300s"]),
     revoked_for=SECONDS,
 )
+@example(silence={"unreachable_for": 1.0, "terminating_for": 0.0}, health=NOT_READY, lost_after="1s", revoked_for=0.0)
 def test_membership_is_lost_just_if_the_evidence_about_the_pod_is_of_a_lost_one(
     silence: dict[str, Any], health: dict[str, Any], lost_after: str, revoked_for: float
 ) -> None:
@@ -76,3 +78,7 @@ def test_broker_reached_by_a_silent_pod_is_not_known() -> None:
     pod = a_pod("m1", a_report("m1", brokers={"a": True, "b": False}))
     assert pod.reachable_brokers == {"a"}
     assert replace(pod, unreachable_for=1.0).reachable_brokers == frozenset()
+
+
+def test_snapshot_without_a_valid_spec_subscribes_to_no_topic() -> None:
+    assert a_snapshot(spec=None).subscribed_topics == []

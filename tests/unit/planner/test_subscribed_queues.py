@@ -40,3 +40,11 @@ def test_queue_list_has_recorded_queues_in_order_until_the_route_is_complete() -
     assert listed(orders=a_view(2, stable_for=39.9)) == [Q[0], Q[1], Q[3], Q[4], Q[5]], "queue 2 is released for good"
     assert listed(orders=a_view(2, stable_for=40.0)) == Q[:2]
     assert listed() == listed(orders=a_view(0)) == Q[2:], "the brokers returned no route"
+
+
+def test_queue_that_is_no_longer_routed_is_unsubscribed_also_while_others_are_released_or_new() -> None:
+    routed = {"views": {"orders": a_view(4)}}
+    releasing = a_document(members={"m1": [*Q[:3], *Q[4:]]}, taken={Q[3]: ("m1", "m2")})
+    assert a_situation(document=releasing, **routed).subscribed.unsubscribed == Q[4:]
+    with_new_queue = a_document(members={"m1": [*Q[:3], *Q[4:]]})
+    assert a_situation(document=with_new_queue, **routed).subscribed.unsubscribed == Q[4:]

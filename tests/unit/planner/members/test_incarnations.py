@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from builders import BEGUN, GROUP, NOW, a_document, a_pod, a_report, a_snapshot, a_spec
+from builders import BEGUN, GROUP, NOW, a_document, a_pod, a_policy, a_report, a_snapshot, a_spec
 from rota.documents import Assignment, Release, Share
 from rota.handover import MAX_KUBELET_SYNC_SECONDS, Proof
 from rota.kube.members.report_watchers import STANDING_POLL_SECONDS
@@ -120,6 +120,13 @@ def test_restart_gives_queues_of_an_ended_process_to_others_at_once() -> None:
 def test_restart_grants_nothing_without_proof_that_the_process_ended(pod: PodSnapshot) -> None:
     new_plan = plan(settled(pod, running_pod("m2")), NOW)
     assert new_plan.document is None or not {*Q[:3]} & {*new_plan.document.members["m2"].queues}
+
+
+def test_restart_writes_no_document_again_and_again() -> None:
+    unproven = waiting_pod("m1", unreachable_for=MAX_SILENCE_SECONDS)
+    assert plan(settled(unproven, running_pod("m2"), policy=a_policy(paused=True)), NOW).document is None
+    first_since = replace(DOCUMENT, incarnations_since=1)  # a group whose first document names incarnations
+    assert plan(settled(running_pod("m1"), running_pod("m2"), document=first_since), NOW).document is None
 
 
 def test_restart_proved_by_a_later_process_gives_its_queues_back_to_the_pod() -> None:

@@ -100,6 +100,13 @@ def test_rebalance_reason_is_not_a_member_that_was_idle_before(changed: dict[str
     assert reason_of(new_plan)[0] == reason
 
 
+def test_rebalance_reason_is_a_member_that_was_idle_before_and_gets_queues_now() -> None:
+    document = a_document(members={"m1": Q[:3], "m2": Q[3:], "m3": []})  # m3 joined while the policy was paused
+    assert reason_of(planned(document)) == ("MemberJoined", "m3 joined")
+    other_strategy = planned(document, policy=a_policy(strategy="Balanced"))
+    assert reason_of(other_strategy) == ("PolicyChanged", "The strategy is now Balanced")
+
+
 @pytest.mark.parametrize(("heavier", "reason"), [((), "MemberJoined"), ((Q[1],), "LoadShifted")])
 def test_rebalance_reason_goes_on_for_queues_revoked_earlier_only(heavier: tuple[Queue, ...], reason: str) -> None:
     """Queues that became heavier move now, too: that is another rebalance."""

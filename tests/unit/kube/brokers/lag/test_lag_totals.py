@@ -12,6 +12,7 @@ from rota.kube.brokers.lag.lag_history import QueueLag
 from rota.kube.brokers.lag.lag_poller import GroupLag
 from rota.kube.brokers.lag.lag_totals import (
     TopicLag,
+    count_lag_states,
     group_lag_by_topic,
     lag_by_topic,
     max_delay,
@@ -23,6 +24,7 @@ from rota.kube.client.objects import CustomResource, Metadata
 from rota.kube.state.broker_state import BrokerState
 from rota.kube.state.group import Group
 from rota.kube.state.stored_assignment import StoredAssignment
+from rota.lag import LagState
 from rota.model import Queue, TopicKind
 from rota.planner import QueueView
 
@@ -187,6 +189,14 @@ def test_lag_total_is_unknown_while_a_missing_broker_has_assigned_queues(documen
 def test_lag_total_of_a_group_without_valid_spec_is_reported() -> None:
     lags_by_topic = lag_by_topic(None, BrokerState({"orders": a_view(2)}), GroupLag(a_lag(3, 4)), RETRY, {})
     assert lags_by_topic["orders"][2:] == (7, 4.0, False)
+
+
+def test_lag_states_are_counted_over_all_topics_where_they_are_known() -> None:
+    states = (LagState.SLOW, None, LagState.SLOW, LagState.STALLED)
+    queues = (*a_view(3).queues, *a_view(1, "payments").queues)
+    lags = {queue: QueueLag(lag_state=state) for queue, state in zip(queues, states, strict=True)}
+    lags_by_topic = lag_topics(lags, orders=a_view(3), payments=a_view(2, "payments"))
+    assert count_lag_states(lags_by_topic, GroupLag(lags)) == {"Slow": 2, "Stalled": 1}
 
 
 @pytest.mark.parametrize(
