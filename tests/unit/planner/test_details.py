@@ -1134,6 +1134,7 @@ DISAGREEING_PODS = (  # m1 reaches a broker that m3 missed at its last report
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, ended=True))}, ""),
         ({"pods": DISAGREEING_PODS}, "m1 m3"),
         ({"pods": (*DISAGREEING_PODS[:-1], replace(DISAGREEING_PODS[-1], ready=False, ended=True))}, ""),
+        ({"pods": (replace(DISAGREEING_PODS[0], cut_off_brokers={"c": 0.0}), obeying(DOCUMENT)[1])}, ""),  # none reaches c
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unreachable_for=3.0, ended=True, started=False))}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING})}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),
@@ -1553,6 +1554,8 @@ def test_status_last_rebalance_spans_first_assignment_to_last_release() -> None:
     finished = plan(settled(status=status), NOW)
     assert finished.status["lastRebalance"] == {**unfinished, "seconds": 2.124}
     assert finished.events == (Event(Reason.SETTLED, "MemberJoined: 4 queues moved in 2.124 s"),)
+    between_milliseconds = plan(settled(status=status), NOW + 0.0004)
+    assert between_milliseconds.status["lastRebalance"]["seconds"] == 2.124
     for seconds, event_count in ((1.999, 0), (2.0, 1)):  # a rebalance this short gets no second Event
         status_of_short = {"lastRebalance": {**unfinished, "at": format_time(NOW - seconds)}, "generation": 5}
         assert len(plan(settled(status=status_of_short), NOW).events) == event_count
@@ -1583,6 +1586,13 @@ def test_condition_progressing_does_not_wait_for_a_lost_member(unreachable_for: 
     )
     pods = (obeying(document)[0], unreachable)
     assert conditions(plan(settled(document=document, pods=pods), NOW))["Progressing"][0] == expected
+
+
+def test_condition_progressing_does_not_wait_for_a_member_that_drains_for_good_without_a_deletion() -> None:
+    drained = a_pod("m2", a_report("m2", 5, state="drained", final=True))
+    new_plan = plan(settled(pods=(obeying(DOCUMENT)[0], drained), policy=a_policy(paused=True)), NOW)
+    assert (new_plan.document, new_plan.member_states["m2"]) == (None, MemberState.LEAVING)
+    assert conditions(new_plan)["Progressing"][:2] == ("False", Reason.PAUSED)
 
 
 def test_handover_immediate_mode_reports_the_number_of_moved_queues() -> None:
