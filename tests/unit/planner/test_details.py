@@ -1134,7 +1134,8 @@ DISAGREEING_PODS = (  # m1 reaches a broker that m3 missed at its last report
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, ended=True))}, ""),
         ({"pods": DISAGREEING_PODS}, "m1 m3"),
         ({"pods": (*DISAGREEING_PODS[:-1], replace(DISAGREEING_PODS[-1], ready=False, ended=True))}, ""),
-        ({"pods": (replace(DISAGREEING_PODS[0], cut_off_brokers={"c": 0.0}), obeying(DOCUMENT)[1])}, ""),  # none reaches c
+        # No pod reaches broker c.
+        ({"pods": (replace(DISAGREEING_PODS[0], cut_off_brokers={"c": 0.0}), obeying(DOCUMENT)[1])}, ""),
         ({"pods": (*obeying(DOCUMENT), a_pod("m3", ready=False, unreachable_for=3.0, ended=True, started=False))}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING})}, ""),
         ({"pods": obeying(DOCUMENT, m2={"report": DRAINING}), "document": replace(DOCUMENT, barrier=5)}, "m2"),

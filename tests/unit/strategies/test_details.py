@@ -1,5 +1,6 @@
 """Tests details of the strategies: thresholds, ties, accepted and rejected options, and the reasons they give."""
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from itertools import permutations
@@ -13,7 +14,7 @@ import pytest
 from builders import a_roster
 from rota.model import Queue, Roster, single_line
 from rota.strategies import STRATEGIES, allocate, explain, prepared
-from rota.strategies.arrays import count_equal_before
+from rota.strategies.arrays import count_equal_before, indices_of_runs
 from rota.strategies.balanced import replace_implausible
 from rota.strategies.by_machine_room import room_of
 from rota.strategies.consistent_hash import ring_position
@@ -133,7 +134,9 @@ def test_custom_strategy_from_an_entry_point_is_loaded_with_options_and_checked(
 def test_strategy_ranks_number_equal_keys_in_their_order() -> None:
     groups = np.arange(3000) * 7 % 3
     expected = [int((groups[:index] == group).sum()) for index, group in enumerate(groups)]
-    assert count_equal_before(groups).tolist() == expected
+    ranks = count_equal_before(groups)
+    assert ranks.tolist() == expected
+    assert ranks.dtype == indices_of_runs([]).dtype == np.int64, "they are used as indices"
 
 
 DEALT = "goes to it when queues are dealt in turn"
@@ -217,6 +220,17 @@ def test_consistent_hash_has_ten_virtual_nodes_by_default() -> None:
 
 def test_consistent_hash_of_an_unencodable_name_is_as_in_java() -> None:
     assert ring_position("\ud800") == ring_position("?")
+
+
+def test_consistent_hash_works_where_md5_is_forbidden_for_security(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restricted_md5(data: bytes, *, usedforsecurity: bool = True) -> Any:
+        if usedforsecurity:
+            raise ValueError("disabled for FIPS")
+        return hashlib.md5(data, usedforsecurity=False)
+
+    expected = ring_position("orders")
+    monkeypatch.setattr(sys.modules[ring_position.__module__], "md5", restricted_md5)
+    assert ring_position("orders") == expected
 
 
 def test_machine_room_nearby_deals_unowned_queues_around_within_the_room() -> None:
