@@ -123,7 +123,7 @@ def test_queue_is_unowned_by_a_new_document_if_no_share_has_it() -> None:
     assert Situation(snapshot, {"m1": MemberState.READY}, successor, NOW).unowned_queues(successor) == Q[3:5]
 
 
-def test_holder_that_another_pod_of_its_name_replaced_has_no_member_state() -> None:
+def test_membership_of_a_holder_that_a_pod_of_the_same_name_replaced_has_no_state() -> None:
     document = document_of(Share("uid-m1", tuple(Q)), incarnations_since=0)
     assert a_situation(a_pod("m1"), document=document).holder_names_by_state == {MemberState.READY: ["m1"]}
     assert a_situation(a_pod("m1", uid="uid-later"), document=document).holder_names_by_state == {None: ["m1"]}

@@ -80,5 +80,5 @@ def test_broker_reached_by_a_silent_pod_is_not_known() -> None:
     assert replace(pod, unreachable_for=1.0).reachable_brokers == frozenset()
 
 
-def test_snapshot_without_a_valid_spec_subscribes_to_no_topic() -> None:
+def test_spec_that_is_invalid_subscribes_to_no_topic() -> None:
     assert a_snapshot(spec=None).subscribed_topics == []

@@ -43,8 +43,8 @@ def test_queue_list_has_recorded_queues_in_order_until_the_route_is_complete() -
 
 
 def test_queue_that_is_no_longer_routed_is_unsubscribed_also_while_others_are_released_or_new() -> None:
-    routed = {"views": {"orders": a_view(4)}}
+    views = {"orders": a_view(4)}
     releasing = a_document(members={"m1": [*Q[:3], *Q[4:]]}, taken={Q[3]: ("m1", "m2")})
-    assert a_situation(document=releasing, **routed).subscribed.unsubscribed == Q[4:]
+    assert a_situation(document=releasing, views=views).subscribed.unsubscribed == Q[4:]
     with_new_queue = a_document(members={"m1": [*Q[:3], *Q[4:]]})
-    assert a_situation(document=with_new_queue, **routed).subscribed.unsubscribed == Q[4:]
+    assert a_situation(document=with_new_queue, views=views).subscribed.unsubscribed == Q[4:]

@@ -203,7 +203,7 @@ def test_strategy_accepts_queues_of_any_usual_kind() -> None:
 
 def test_strategy_checks_queues_of_builtin_types_without_parsing_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("rota.strategies.input_checks._parse_queue")
-    queues = [ORDERS[0], [*ORDERS[1]], Queue(*ORDERS[2])]  # the ids start at 0
+    queues: list[Any] = [ORDERS[0], [*ORDERS[1]], Queue(*ORDERS[2])]  # the ids start at 0
     for kinds in (queues, *([queue] for queue in queues)):
         assert allocate("Averagely", kinds, ["a"])["a"] == [Queue(*queue) for queue in kinds]
 
