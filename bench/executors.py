@@ -23,7 +23,7 @@ from rota.pipeline.lake.tables import Lake
 
 MARTS = ("marts/rollup", "marts/intervals", "marts/violations")
 EXECUTOR_MB = 1024
-SMALL_EXECUTOR_MB = 640  # with 480, an executor ends for lack of memory at 60 groups
+SMALL_EXECUTOR_MB = 640  # enough for 40 groups if sorts spill every 100 rows, not for 60
 DOMINANT_QUEUES = 1000  # of one group: half of all samples, since 30 other groups have some 30 queues each
 # Event logs are written by name to the folder of the application, and not compressed: they are read below.
 SETTINGS = """spark.driver.host 127.0.0.1
