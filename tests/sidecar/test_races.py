@@ -245,6 +245,14 @@ async def test_offset_sent_with_a_lost_pull_delays_a_queue_release_only_briefly(
     overtaken.stores.cancel()
 
 
+async def consume_one(member: MemoryMember, broker: type[MemoryConsumer]) -> None:
+    """Let a member consume one message through a consumer of this class."""
+    member.connect = broker
+    await member.assign([FIRST])
+    await member.send("1", queue=0)
+    await member.wait_until_done("1")
+
+
 async def test_offset_that_the_broker_has_forgotten_is_committed_and_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,10 +268,7 @@ async def test_offset_that_the_broker_has_forgotten_is_committed_and_read_back(
 
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 3600.0)
     async with a_member(tmp_path) as member:
-        member.connect = Losing
-        await member.assign([FIRST])
-        await member.send("1", queue=0)
-        await member.wait_until_done("1")
+        await consume_one(member, Losing)
         member.memory.groups.committed_offsets[GROUP].clear()
         await member.assign([])
         assert (commits, member.offset(0)) == ([0, 1, 1], 1)
@@ -291,10 +296,7 @@ async def test_offset_is_not_committed_by_a_member_that_stalled_after_it_read_th
     monkeypatch.setattr(lease_requests, "COMMIT_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(agent, "COMMIT_SECONDS", 3600.0)
     async with a_member(tmp_path) as member:
-        member.connect = Stalling
-        await member.assign([FIRST])
-        await member.send("1", queue=0)
-        await member.wait_until_done("1")
+        await consume_one(member, Stalling)
         await member.assign([])
         assert (commits, member.offset(0)) == ([0, 5], 5)
 

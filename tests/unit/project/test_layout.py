@@ -39,10 +39,10 @@ def test_layout_packages_have_docstrings() -> None:
 @pytest.mark.parametrize(("page", "number"), [("AGENTS.md", 15), ("docs/architecture.md", 8)])
 def test_layout_map_names_functions_that_exist(page: str, number: int) -> None:
     entries = re.findall(r"`([a-z_/]+\.py):([A-Za-z_.]+)`", (ROOT / page).read_text())
-    roots = [ROTA, ROTA / "kube"]
+    roots = (ROTA, ROTA / "kube")
     assert len(entries) >= number
     for file, name in entries:
-        path = next((root / file for root in roots if (root / file).is_file()), None)
+        path = _file_of_map(file, roots)
         assert path, f"{page} names {file}, which does not exist"
         assert name in _definitions(path), f"{page} names {name}, which {file} does not define"
 
@@ -84,8 +84,8 @@ def _section_of_map(heading: str) -> str:
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-def _file_of_map(file: str) -> Path | None:
-    return next((root / file for root in (ROTA, ROOT) if (root / file).is_file()), None)
+def _file_of_map(file: str, roots: tuple[Path, ...] = (ROTA, ROOT)) -> Path | None:
+    return next((root / file for root in roots if (root / file).is_file()), None)
 
 
 def _definitions(path: Path) -> set[str]:

@@ -45,7 +45,8 @@ class QueueResolver:
             for question in questions_of_group:
                 is_empty[question] = samples[key][question.queue.topic][question.queue.id].is_empty
         resolved = _reusable_responses(broker, is_empty)
-        to_ask = sorted((question for question in is_empty if question not in resolved), key=lambda one: is_empty[one])
+        to_ask = [question for question in is_empty if question not in resolved]
+        to_ask.sort(key=is_empty.__getitem__)
         requests = {question: partial(self._read_position, question) for question in to_ask[:MAX_QUEUES_ASKED]}
         for question, offset in (await send_all(broker, requests)).items():
             if offset is None or is_valid_offset(offset):
