@@ -102,7 +102,7 @@ DETAIL = GroupDetail(
     datetime.now(UTC).isoformat(),
     [
         BrokerSettings("broker-a", enabled=True, retries=16, retry_queues=1),
-        BrokerSettings("broker-b", enabled=False, retries=3, retry_queues=2),
+        BrokerSettings("broker-b", enabled=False, retries=1, retry_queues=2),
     ],
 )
 OTHER = a_summary(
@@ -262,7 +262,7 @@ async def test_cli_status_of_one_group_shows_conditions_verdicts_and_rebalances(
     assert "Each of 16 queues has an owner that consumes it" in lines
     assert "Lag states: 15 queues KeepingUp, 1 queue Slow" in lines
     assert "At broker-a: consumption on, 16 retries, 1 retry queue" in lines
-    assert "At broker-b: consumption OFF, 3 retries, 2 retry queues" in lines
+    assert "At broker-b: consumption OFF, 1 retry, 2 retry queues" in lines
     assert "Retrying: 0; dead letters: 2" in lines
     assert "Ready True Settled 2d4h ago All is well" in lines
     assert "MemberJoined 2d4h ago 7 5 1 3s 1s m-2 joined" in lines
@@ -347,16 +347,16 @@ async def test_cli_lag_by_lag_shows_largest_first_and_unknown_last(operator: Stu
 async def test_cli_lag_shows_current_and_next_owner_of_a_queue_in_handover(operator: StubServer) -> None:
     releasing = a_queue(0, state="Releasing", owner="m-0", to="m-1")
     forced = a_queue(1, owner="m-1", forced=True)
-    released = a_queue(2, state="Releasing", owner="m-2")
+    without_next_owner = a_queue(2, state="Releasing", owner="m-2")
     operator.responses["/v1/groups/shop/orders"] = (
         200,
-        msgspec.structs.replace(DETAIL, queues=[releasing, forced, released]),
+        msgspec.structs.replace(DETAIL, queues=[releasing, forced, without_next_owner]),
     )
     lines = await printed_lines(operator, "lag", "shop/orders")
     assert [line.partition("KeepingUp ")[2] for line in lines[1:4]] == [
         "m-0, moving to m-1",
         "m-1 (forced)",
-        "m-2, released",
+        "m-2, being released",
     ]
 
 

@@ -149,7 +149,7 @@ def _print_status(detail: schema.GroupDetail, *, wide: bool) -> None:
         print_line(f"Consumer group at the brokers: {detail.at_broker}")
     for settings in detail.settings:
         consumption = "on" if settings.enabled else "OFF"
-        retries = f"{settings.retries} retries"
+        retries = "1 retry" if settings.retries == 1 else f"{settings.retries} retries"
         queues = pluralize(settings.retry_queues, "retry queue")
         print_line(f"At {settings.broker}: consumption {consumption}, {retries}, {queues}")
     if group.verdicts:
@@ -194,7 +194,7 @@ def _print_members(detail: schema.GroupDetail, *, wide: bool) -> None:
     suffix = f", {unmanaged} of them unmanaged" if unmanaged else ""
     print_line(f"{pluralize(len(detail.members), 'member')}{suffix}; generation {detail.summary.generation}")
     for member in detail.members:
-        for problem in (*member.troubles, *member.failing):
+        for problem in (*member.troubles, *member.failing):  # of the member itself, then of single messages
             print_line(f"{member.name}: {problem}")
     _print_standby_hint(detail.operator)
 
@@ -273,8 +273,8 @@ def _describe_owner(queue: schema.QueueDetail) -> str:
         return "everyone"
     if queue.state == "Foreign":
         return "unmanaged consumer"
-    # A revoked queue for which no next owner is known.
-    transition = ", released" if queue.state == "Releasing" else ""
+    # A revoked queue for which no next owner is known; its owner may still consume it.
+    transition = ", being released" if queue.state == "Releasing" else ""
     if queue.to:
         transition = f", moving to {queue.to}"
     return f"{queue.owner or 'none'}{transition}{' (forced)' if queue.forced else ''}"

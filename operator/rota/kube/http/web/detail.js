@@ -160,7 +160,8 @@ function showFacts(summary) {
 }
 
 function brokerSettings() {
-  const text = ({ broker, enabled, retries }) => `${broker}: ${enabled ? "on" : "OFF"}, ${retries} retries`;
+  const retryCount = (retries) => `${retries} ${retries === 1 ? "retry" : "retries"}`;
+  const text = ({ broker, enabled, retries }) => `${broker}: ${enabled ? "on" : "OFF"}, ${retryCount(retries)}`;
   return group.settings.map(text).join("; ") || "unknown";
 }
 
