@@ -147,7 +147,10 @@ def test_spec_of_a_group_with_a_mistake_is_rejected_with_a_sentence_naming_the_f
             r"spec.options.byConfig.members\[0\].queues\[0\].ids '3-1' is not valid: write ids as 0-3,7",
         ),
         (by_config("0-999999999"), r"spec.options.byConfig.members\[0\].queues\[0\].ids '0-999999999' is not valid"),
-        (by_config("1,0-2"), r"spec.options.byConfig.members\[0\].queues\[0\].ids names queue t/b/1, which"),
+        (
+            by_config("1,0-2"),
+            r"spec.options.byConfig.members\[0\].queues\[0\].ids names queue t/b/1 twice; name it once",
+        ),
         (
             by_config("0-3", "5,2-8"),
             r"spec.options.byConfig.members\[1\].queues\[0\].ids names queue t/b/2, which .*members\[0\].* too",

@@ -143,7 +143,10 @@ def _overlap_mistakes(spans: Sequence[_IdSpan]) -> Iterator[str]:
             continue
         earlier, later = sorted((span, farthest), key=attrgetter("member_index", "range_index"))  # in the spec's order
         queue = f"{span.topic}/{span.broker}/{span.first}"
-        yield f"{later.path} names queue {queue}, which {earlier.path} names too; name it once"
+        if later.path == earlier.path:
+            yield f"{later.path} names queue {queue} twice; name it once"
+        else:
+            yield f"{later.path} names queue {queue}, which {earlier.path} names too; name it once"
         if span.last > farthest.last:
             farthest = span
 
