@@ -20,6 +20,7 @@ from rota.brokers.rocketmq.transport import connection, connection_pool, connect
 from rota.brokers.rocketmq.transport.connection_pool import ConnectionPool
 from rota.brokers.rocketmq.wire.codes import RequestCode, ResponseCode
 from rota.brokers.rocketmq.wire.frames import Decoder, Frame, encode
+from rota.brokers.rocketmq.wire.signing import Credentials
 
 
 @pytest.fixture
@@ -127,6 +128,22 @@ async def test_connection_is_replaced_after_go_away_and_the_request_repeated(con
     async with a_server(say) as server:
         assert (await connections.call(server.address, a_request())).code == ResponseCode.SUCCESS
         assert server.connections == 2
+
+
+async def test_signature_of_a_repeated_request_is_by_the_renewed_credentials() -> None:
+    credentials = [Credentials("old", "secret")]
+
+    def say(frame: Frame) -> bytes:
+        if len(server.frames) > 1:
+            return good(frame)
+        credentials[0] = Credentials("new", "secret")
+        return encode(frame.make_response(ResponseCode.GO_AWAY))
+
+    async with a_server(say) as server:
+        pool = ConnectionPool(lambda _: None, credentials=lambda: credentials[0])
+        assert (await pool.call(server.address, a_request())).code == ResponseCode.SUCCESS
+        assert [frame.fields["AccessKey"] for frame in server.frames] == ["old", "new"]
+        pool.close()
 
 
 class ClientCertificates:

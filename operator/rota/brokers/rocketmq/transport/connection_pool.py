@@ -108,15 +108,18 @@ class ConnectionPool:
             raise type(error)(f"{address} does not respond") from None
 
     async def _call(self, address: str, request: Frame, seconds: float) -> Frame:
-        if self._credentials:
-            request = sign_frame(request, self._credentials())
         connection = await self._open(address, request)
-        response = await connection.call(request, seconds)
+        response = await connection.call(self._sign(request), seconds)
         state = self._states.get(address)
         if response.code == ResponseCode.GO_AWAY and state:  # without a state, the address is no longer in use
             state.retire(connection, "the peer is shutting down (GO_AWAY)")
-            response = await (await self._open(address, request)).call(request, seconds)
+            connection = await self._open(address, request)
+            response = await connection.call(self._sign(request), seconds)
         return response
+
+    def _sign(self, request: Frame) -> Frame:
+        """Return the request with the present credentials' signature; they may be renewed before a retry."""
+        return sign_frame(request, self._credentials()) if self._credentials else request
 
     def close_others(self, kept_addresses: Iterable[str]) -> None:
         """Close the connections to all other addresses: a broker that moved does not return to its old address."""
