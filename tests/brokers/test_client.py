@@ -345,6 +345,14 @@ async def test_response_with_an_unreadable_offset_table_is_malformed(network: Br
             await call
 
 
+async def test_offset_range_of_a_queue_whose_messages_were_deleted_has_no_time(network: BrokerNetwork) -> None:
+    table = b'{"offsetTable":{{"brokerName":"a","queueId":0,"topic":"orders"}:%b}}'
+    row = b'{"minOffset":7,"maxOffset":7,"lastUpdateTimestamp":-1}'
+    await network.broker("a", lambda frame: an_answer(frame, table.replace(b"%b", row)))
+    cluster = network.cluster(await network.start(network.names))
+    assert await cluster.offset_ranges("orders", "a") == {A: (7, 7, 0.0)}
+
+
 async def test_topic_without_readable_queues_cannot_be_sent_to(network: BrokerNetwork) -> None:
     await network.broker("a")
     network.names.topics["orders"]["a"] = 0

@@ -170,11 +170,16 @@ def _to_online_consumer(peer: payloads.Peer) -> OnlineConsumer:
 
 
 def _to_broker_offsets(row: payloads.OffsetWrapper) -> BrokerOffsets:
-    return BrokerOffsets(row.broker_offset, row.consumer_offset, row.pull_offset, row.last_timestamp / 1000)
+    return BrokerOffsets(row.broker_offset, row.consumer_offset, row.pull_offset, _to_unix_seconds(row.last_timestamp))
 
 
 def _to_offset_range(row: payloads.TopicOffset) -> OffsetRange:
-    return OffsetRange(row.min_offset, row.max_offset, row.last_update_timestamp / 1000)
+    return OffsetRange(row.min_offset, row.max_offset, _to_unix_seconds(row.last_update_timestamp))
+
+
+def _to_unix_seconds(timestamp_ms: int) -> float:
+    """Return a time in seconds; 0 for an unknown one, which brokers report as 0 or -1."""
+    return max(timestamp_ms, 0) / 1000
 
 
 def _text_length(subscribed: payloads.Subscribed) -> int:
