@@ -450,6 +450,13 @@ def test_recommend_report_stepped_plot_holds_a_value_until_an_unknown_one() -> N
     assert last_end == last
 
 
+def test_recommend_report_plot_escapes_the_name_of_a_line_once() -> None:
+    drawn = draw_lines("a&b", [PlotLine("c&d", "now", [(NOON, 1.0)]), PlotLine("e<f", "best", [(NOON, None)])])
+    label = re.search(r'aria-label="([^"]*)"', drawn)
+    assert label
+    assert re.findall(r"\S*&\S*", label[1]) == ["a&amp;b:", "c&amp;d:", "e&lt;f:"]
+
+
 def test_recommend_report_plot_of_zeros_has_two_different_ticks() -> None:
     drawn = draw_lines("Lag", [PlotLine("now", "now", [(NOON, 0.0), (NOON + 600, 0.0)])])
     assert re.findall(r">([\d,.k]+)</text>", drawn) == ["0", "1"]

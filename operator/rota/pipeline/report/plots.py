@@ -104,12 +104,13 @@ def draw_lines(title: str, plot_lines: Sequence[PlotLine], *, y_minimum: float =
     summary = "; ".join(map(_line_description, plot_lines))
     return (
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-        f' aria-label="{escape_text(title)}: {escape(summary)}">'
+        f' aria-label="{escape_text(title)}: {summary}">'
         f"<g aria-hidden='true'>{''.join(parts)}</g></svg>"
     )
 
 
 def _line_description(line: PlotLine) -> str:
+    """Return a sentence about a line's values, as HTML."""
     known = line.known_points
     if not known:
         return f"{escape_text(line.name)}: unknown"
