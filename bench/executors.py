@@ -1,7 +1,8 @@
 """Rollups on 1, 2 and 4 Spark executors, of a journal that one group dominates, and with too little memory.
 
 The executors are processes of their own, with one core each. Times include the start of Spark. All runs over one
-journal must produce the same rows. `ROTA_BENCH_GROUPS` (300) is the number of groups in a journal, for one day.
+journal must produce the same rows. `ROTA_BENCH_GROUPS` (300) is the number of groups in the first journal, for one day;
+the run with too little memory has a journal of its own, with SPILL_GROUPS.
 """
 
 import json
@@ -23,7 +24,8 @@ from rota.pipeline.lake.tables import Lake
 
 MARTS = ("marts/rollup", "marts/intervals", "marts/violations")
 EXECUTOR_MB = 1024
-SMALL_EXECUTOR_MB = 640  # enough for 40 groups if sorts spill every 100 rows, not for 60
+SMALL_EXECUTOR_MB = 640  # enough for SPILL_GROUPS if sorts spill every 100 rows, not for 60 groups
+SPILL_GROUPS = 40
 DOMINANT_QUEUES = 1000  # of one group: half of all samples, since 30 other groups have some 30 queues each
 # Event logs are written by name to the folder of the application, and not compressed: they are read below.
 SETTINGS = """spark.driver.host 127.0.0.1
@@ -46,13 +48,21 @@ def rows() -> Iterator[Row]:
         for executors in (1, 2, 4):
             sample = even.compute(executors) if executors > 1 else first
             yield Row(f"run over {groups} groups: {executors} executors, peer: 1", sample, first)
-        sample = even.compute(2, SMALL_EXECUTOR_MB, "spark.shuffle.spill.numElementsForceSpillThreshold 100")
-        yield Row(f"the same with 2 executors of {SMALL_EXECUTOR_MB} MB, which spill {even.spilled}", sample, first)
+        yield _spilling_row(Path(folder, "spilling"))
         skewed = _Journal(Path(folder, "skewed"), "--groups", 31, "--largest", DOMINANT_QUEUES)
         first = skewed.compute(1)
         yield Row(
             f"one group of {DOMINANT_QUEUES:,} queues and 30 others: 2 executors, peer: 1", skewed.compute(2), first
         )
+
+
+def _spilling_row(folder: Path) -> Row:
+    """Time a run whose executors have too little memory, against one whose executors have enough."""
+    journal = _Journal(folder, "--groups", SPILL_GROUPS)
+    with_enough = journal.compute(2)
+    sample = journal.compute(2, SMALL_EXECUTOR_MB, "spark.shuffle.spill.numElementsForceSpillThreshold 100")
+    what = f"run over {SPILL_GROUPS} groups: 2 executors of {SMALL_EXECUTOR_MB} MB, which spill {journal.spilled}"
+    return Row(f"{what}, peer: 2 of {EXECUTOR_MB} MB", sample, with_enough)
 
 
 class _Journal:
@@ -78,7 +88,7 @@ class _Journal:
         self.spilled = f"{_spilled_bytes(events) / 2**20:,.0f} MiB"
         marts = self._read_marts()
         if self._marts and marts != self._marts:
-            raise Missing(f"the rows with {executors} executors differ from those with one")
+            raise Missing(f"the rows with {executors} executors differ from those of the run before")
         self._marts = marts
         return Sample([seconds])
 
