@@ -78,8 +78,7 @@ class OffsetCommitter:
             if not self._host.may_commit(self._queue):  # the process may have been stalled since the query
                 return False
             await self._send(commit.offset, is_forgotten=is_forgotten)
-            self._host.metrics.commits.labels("done").inc()
-            self._window.mark_committed(commit)
+            self._record_committed(commit)
         self.needs_check = self._window.stopped  # a queue may have been stopped meanwhile
         return True
 
@@ -171,8 +170,12 @@ class OffsetCommitter:
         """Record that the broker has stored the offset that a pull carries."""
         if self._carried_commit is commit:
             self._carried_commit = None
-            self._host.metrics.commits.labels("done").inc()
-            self._window.mark_committed(commit)
+            self._record_committed(commit)
+
+    def _record_committed(self, commit: Commit) -> None:
+        """Count a commit that the broker has stored, and mark it in the window."""
+        self._host.metrics.commits.labels("done").inc()
+        self._window.mark_committed(commit)
 
     def count_uncommitted(self) -> None:
         """Count and log finished messages that are delivered again because their offset could not be committed."""
