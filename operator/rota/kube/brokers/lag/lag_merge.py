@@ -33,8 +33,7 @@ RequestTimes = dict[ObjectKey, RequestTime]
 class LagAtBroker:
     """One group's lag at one broker."""
 
-    consumer_group: str  # its name at the broker
-    broadcasting: bool = False
+    offset_source: OffsetSource
     queue_lags: dict[Queue, QueueLag] = field(default_factory=dict)
     dead_letters: int | None = None
     sampled_at: float | None = None  # time of the last answered request, in seconds since 1970; None: none was answered
@@ -45,7 +44,7 @@ class LagAtBroker:
 
     def matches(self, interest: TopicInterest) -> bool:
         """Whether this lag is of the offsets that `interest` names: the group's spec may have changed since."""
-        return OffsetSource(self.consumer_group, self.broadcasting) == interest.offset_source
+        return self.offset_source == interest.offset_source
 
     @property
     def responded_at(self) -> float:
@@ -78,7 +77,7 @@ class BrokerLag:
         """
         previous = self.lag_of(key, interest)
         if previous is None:
-            return LagAtBroker(interest.consumer_group, interest.broadcasting, requested_at=now)
+            return LagAtBroker(interest.offset_source, requested_at=now)
         queue_lags = dict.fromkeys(previous.queue_lags, UNKNOWN_QUEUE_LAG)
         return replace(previous, queue_lags=queue_lags, dead_letters=None, is_known=False)
 
@@ -171,9 +170,7 @@ def _compute_group_lag(
         equal = {queue: lag for queue, lag in previous.queue_lags.items() if lag == queue_lags[queue]}
         queue_lags |= equal  # keep the equal objects of the last poll: fewer new ones mean shorter garbage collections
     is_known = bool(queue_lags) and all(lag.lag is not None for lag in queue_lags.values())
-    return LagAtBroker(
-        interest.consumer_group, interest.broadcasting, queue_lags, incoming_rates=incoming_rates, is_known=is_known
-    )
+    return LagAtBroker(interest.offset_source, queue_lags, incoming_rates=incoming_rates, is_known=is_known)
 
 
 def _without_trend(lag: QueueLag) -> QueueLag:
