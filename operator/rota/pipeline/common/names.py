@@ -2,8 +2,8 @@
 
 from rota.spec.names import is_dns_subdomain
 
-# The first line of manifests that Rota has written begins with this; other files belong to the user.
-MANIFEST_FIRST_LINE = "# `rota pipeline recommend` recommends policy "
+# Files of manifests that Rota has written begin with this; other files belong to the user.
+MANIFEST_PREFIX = "# `rota pipeline recommend` recommends policy "
 _MAX_NAME_CHARACTERS = 240  # a file name has at most 255, and a manifest's file adds .yaml
 
 

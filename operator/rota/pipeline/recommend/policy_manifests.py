@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from rota.model import single_line
-from rota.pipeline.common.names import MANIFEST_FIRST_LINE, is_manifest_name, replace_unprintable
+from rota.pipeline.common.names import MANIFEST_PREFIX, is_manifest_name, replace_unprintable
 from rota.pipeline.common.schemas import RECORDED_POLICY
 from rota.spec import PolicySpec, policy_body
 from rota.spec.names import is_dns_label
@@ -64,7 +64,7 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
     for old in folder.glob("*.yaml"):
         # Remove manifests of an earlier run, since this run may not recommend their policies: files with the first line
         # of a manifest, and files with a policy's name, which a recommendation would replace anyway.
-        if old.stem in policies or old.read_bytes().startswith(MANIFEST_FIRST_LINE.encode()):
+        if old.stem in policies or old.read_bytes().startswith(MANIFEST_PREFIX.encode()):
             old.unlink()
     changing = chosen.filter("change").filter(F.col("use").isin(*policies)).select("use", "group")
     group_counts = changing.groupBy("use").agg(F.count("*").alias("groups")).collect()
@@ -79,7 +79,7 @@ def write_manifests(chosen: DataFrame, policies: Mapping[str, PolicySpec], folde
 
 def _manifest_lines(name: str, policy: PolicySpec, groups: Iterator[str], group_count: int) -> Iterator[str]:
     noun = "group" if group_count == 1 else "groups"
-    yield f"{MANIFEST_FIRST_LINE}{name} for {group_count:,} {noun}.\n"
+    yield f"{MANIFEST_PREFIX}{name} for {group_count:,} {noun}.\n"
     yield f"# Review the changes first:  kubectl diff -f {name}.yaml; kubectl apply -f {name}.yaml\n"
     yield "# Then run the commands below each policy, group by group.\n"
     for namespace, named in groupby(groups, key=_group_namespace):

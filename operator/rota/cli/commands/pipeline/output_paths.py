@@ -8,10 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from rota.object_store import FOLDER_SCHEME, LOST_FOUND, parse_location
-from rota.pipeline.common.names import MANIFEST_FIRST_LINE
+from rota.pipeline.common.names import MANIFEST_PREFIX
 
 # The files that `recommend` replaces, and the text with which such files start.
-REPLACED_FILES = {"policies/*.yaml": MANIFEST_FIRST_LINE, "report.html": "<!doctype html>"}
+REPLACED_FILES = {"policies/*.yaml": MANIFEST_PREFIX, "report.html": "<!doctype html>"}
 LAKE_NAMES = {"journal", "lake", "marts", "_rota", LOST_FOUND}  # entries of a lake's root
 
 
