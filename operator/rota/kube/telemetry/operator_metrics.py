@@ -80,9 +80,9 @@ class OperatorMetrics:
         )
         self._redelivered = self._group_counter(
             "rota_redelivered_messages_total",
-            "Messages that were delivered again, by cause: handover (a drain timed out), crash or forced if another"
-            " process took over their queue, retry if the app failed. An upper bound if a filter applies, an estimate"
-            " for a member that ended without a report.",
+            "Messages that were delivered again, by cause: handover (a drain timed out), crash (the queue's reader"
+            " ended without a release), forced (the queue was granted without a release), retry (the app failed)."
+            " An upper bound if a filter applies, an estimate for a member that ended without a report.",
             "cause",
         )
         self._plan_seconds = metrics.histogram("rota_plan_duration_seconds", "Seconds that one plan took.")
