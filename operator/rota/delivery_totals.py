@@ -61,9 +61,9 @@ class DeliveryTotals:
     first_attempts: int = 0
     done: int = 0
     failures: dict[str, int] = field(default_factory=dict)
-    active_seconds: float = 0.0
-    in_flight_seconds: float = 0.0
-    backlog_seconds: float = 0.0
+    active_seconds: float = 0.0  # time over which the next two were measured
+    in_flight_seconds: float = 0.0  # seconds multiplied by the number of messages at the app
+    backlog_seconds: float = 0.0  # time in which fetched messages waited for their delivery
 
     @classmethod
     def between(cls, previous: QueueCounts | None, now: QueueCounts) -> Self:

@@ -66,7 +66,8 @@ def compute_lag_state(samples: Sequence[OffsetSample], start_from: StartFrom) ->
     if offsets and offsets[-1] < max(offsets):
         return LagState.REWOUND
     had_owner = any(sample.has_owner for sample, _ in measured)
-    if 0 in lags:  # a queue without a committed offset and without an owner has no lag state
+    if 0 in lags:
+        # None: the lag was 0 only because the group never committed and no member owned the queue.
         return LagState.KEEPING_UP if offsets or had_owner else None
     if len({*offsets}) <= 1:
         return LagState.STALLED if had_owner else LagState.STOPPED

@@ -133,7 +133,7 @@ class Brokers(Protocol):
         """Return a group's settings; raise `NotFoundError` if it does not exist and the broker does not create it."""
 
     async def group_offsets(self, group: str, broker: str, topics: Collection[str] = ()) -> dict[Queue, BrokerOffsets]:
-        """Return a group's offsets in the queues of a broker."""
+        """Return a group's offsets in the queues of a broker; without `topics`, of all topics of the group."""
 
     async def committed_offset(self, group: str, queue: Queue) -> int | None:
         """Return a group's committed offset, or None if it never committed; `group_offsets` reports 0 in both cases."""

@@ -112,7 +112,9 @@ class LimitedSite(web.BaseSite):
             )
             # asyncio reads 256 KiB at once, and an exception of the parser keeps that until it is collected.
             transport.max_size = READ_BUFFER_BYTES  # type: ignore[attr-defined]
-            if tls:  # other handshakes may have ended during this one, so count again
+            if tls:
+                # Other handshakes may have ended during this one: above the limit, close an idle connection. If all
+                # are busy, this one stays.
                 self._ensure_capacity(server, additional=0)
         except OSError:  # the client has disconnected
             connection.close()

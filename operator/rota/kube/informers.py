@@ -47,8 +47,8 @@ def object_informers(
 def custom_resource_informers(api: Api, events: EventHandlers, namespaces: Sequence[str]) -> list[Informer[Any]]:
     """Return informers for policies and groups, policies first.
 
-    Where kopf watches, these informers only list. An object that the operator expects (`expected` of the handlers) but
-    that a list does not contain was deleted: kopf misses deletions while its watch is interrupted.
+    Where kopf watches, these informers only list, since kopf misses deletions while its watch is interrupted. The
+    handlers' method `expected` returns the objects that the operator knows: one that a list lacks was deleted.
     """
     informers: list[Informer[Any]] = []
     for namespace in namespaces or [""]:

@@ -138,6 +138,8 @@ async def _build(stack: AsyncExitStack, login: Login, api: Api, lease_api: Api, 
         controller, metrics, registry.lag_of, journal=journal, broadcaster=broadcaster, trace_exporter=trace_exporter
     )
     controller.reconciler.on_reconciled = observers.on_reconciled
+    # Lag states depend on whether a queue has a consumer. Brokers do not say that: the read model derives it from the
+    # group's assignment, its pods and its unmanaged consumers.
     registry.consumed_queues = read_model.consumed_queues
     registry.on_lag_polled = observers.on_lag_polled
     events = EventHandlers(controller, observers.on_group_changed)
@@ -209,7 +211,7 @@ async def _run(parts: _Parts, stop: asyncio.Event, *, has_kopf: bool) -> int:
                 inner.create_task(parts.keys.run(lambda: controller.is_leading, enqueue_all), name="keys")
 
         running.append(tasks.create_task(start(), name="start"))
-        await stop.wait()
+        await stop.wait()  # set by a signal, and by `run_kopf` when it ends for any reason, such as NESTED_TOO_DEEPLY
         for task in reversed(running):  # `start` first: it runs the leader election, and only a leader writes
             task.cancel()
     return code

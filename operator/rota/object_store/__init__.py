@@ -1,6 +1,6 @@
 """Stores of immutable objects: a folder, or a bucket of S3, Google Cloud Storage or Azure.
 
-The journal's segments, the runs of ingest and the snapshots of a lake are such objects: nothing ever changes one.
+The journal's segments, the plans of ingest runs and the snapshots of a lake are such objects: nothing ever changes one.
 
 `create_same` creates an object, or checks that it exists with the same content. `LOST_FOUND` is the name of a folder
 that a file system has at its root.

@@ -155,7 +155,7 @@ class RocketMQConsumer:
         offset = None
         if response.code != ResponseCode.QUERY_NOT_FOUND:
             offset = int_field(require_success(f"The offset of {queue}", response), "offset")
-        if not offset:  # brokers respond with none or 0 for a deleted queue, too
+        if not offset:  # brokers respond with none or 0 for a deleted queue, too, which only a recent route shows
             await self._client.recheck_queue(queue)
         return offset
 
@@ -174,7 +174,7 @@ class RocketMQConsumer:
     async def _request_offset(self, queue: Queue, request: Frame) -> int:
         await self._client.require_queue(queue)
         offset = int_field(await self._client.call_or_raise(queue.broker, request), "offset")
-        if offset == 0:  # brokers respond 0 for a deleted queue, too
+        if offset == 0:  # brokers respond 0 for a deleted queue, too, which only a recent route shows
             await self._client.recheck_queue(queue)
         return offset
 

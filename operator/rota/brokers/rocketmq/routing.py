@@ -91,7 +91,7 @@ class RoutingClient:
         route = _parse_route(topic, response)
         self._routes.learn(route)
         self._topic_brokers |= route.brokers
-        self._update_addresses(response.addresses)
+        self._update_addresses(response.addresses)  # `_parse_route` has checked them
         return route
 
     @property
@@ -107,7 +107,7 @@ class RoutingClient:
         return frozenset(addresses)
 
     async def fetch_brokers(self) -> Addresses:
-        """Fetch and return all brokers; evict replicas that have not been listed for EVICT_UNLISTED_SECONDS."""
+        """Fetch and return all brokers; evict replicas that have been unlisted for too long (`metadata_cache`)."""
         try:
             listed = await self._name_servers.fetch_brokers()
         except BrokerError:
@@ -175,7 +175,11 @@ class RoutingClient:
         return require_success(f"{_describe_request(request)} at {broker}", await self.call(broker, request, seconds))
 
     async def require_queue(self, queue: Queue) -> None:
-        """Raise `NotFoundError` for a queue outside its topic's route: brokers return offsets even for such queues."""
+        """Raise `NotFoundError` for a queue outside its topic's route: brokers return offsets even for such queues.
+
+        A cached route that has the queue is trusted, however old it is; `recheck_queue` fetches such a route again.
+        While the route lacks the queue's broker, raise `UnreachableError`.
+        """
         route = self._routes.get(queue.topic)
         if route is None or queue not in route:
             route = await self.fetch_route(queue.topic)

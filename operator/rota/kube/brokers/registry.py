@@ -101,7 +101,7 @@ class BrokerRegistry:
 
     async def close(self) -> None:
         """Forget all groups, and wait for requests under way."""
-        for binding in self._bindings:
+        for binding in self._bindings:  # iterates over a copy
             self.forget(binding.key)
         await self._requests.wait()
 
@@ -136,7 +136,7 @@ class BrokerRegistry:
             self._clusters.leave(binding)
 
     def _reset(self, binding: Binding) -> None:
-        """Leave a group's cluster, and forget whether its brokers accepted the group."""
+        """Leave a group's cluster, and forget whether the group was polled and accepted there (see `bindings`)."""
         binding.was_polled = False
         binding.is_accepted = False
         self._clusters.leave(binding)
@@ -155,7 +155,7 @@ class BrokerRegistry:
             self._requests.start(binding.cluster.consumer_poller.poll_settings(key))
 
     def _update_acceptance(self, binding: Binding, *, was_polled: bool = False) -> None:
-        """Record whether a group was polled and is accepted by its brokers; a change may decide which rival owns it."""
+        """Record whether a group was polled and is accepted; that may decide which rival owns the consumer group."""
         if binding.update_acceptance(was_polled=was_polled):
             self._notify_rivals(binding)
 
@@ -212,7 +212,7 @@ class BrokerRegistry:
             self.consumed_queues,
             self.on_lag_polled,
             self._bindings.reported_offsets,
-            on_known_change=self.on_change,
+            on_known_change=self.on_change,  # lag became known or unknown
             topic_starts=self._bindings.topic_starts,
         )
         consumers = ConsumerPoller(brokers, routes, self._bindings.unmanaged_ids, self.on_change)
@@ -243,10 +243,12 @@ class BrokerRegistry:
             return BrokerState(problems=binding.problems if binding else ())
         cluster = binding.cluster
         rivals = self._bindings.rivals_of(binding)
-        state = cluster.route_watcher.state_of(binding.key, now, member_suffixes(binding, rivals, now))
+        suffixes = member_suffixes(binding, rivals, now)  # consumers whose client ids have other suffixes are unmanaged
+        state = cluster.route_watcher.state_of(binding.key, now, suffixes)
         state = replace(state, client_validity=cluster.access.client_validity)
         if awaits_older(binding, rivals):
-            # As if no broker had responded: the planner assigns nothing until the owner of the consumer group is known.
+            # As if no broker had responded, so no topic has a view: the planner assigns nothing until the owner of the
+            # consumer group is known.
             problems = (*binding.problems, *state.problems)
             return replace(state, views=dict.fromkeys(state.views), unmanaged_ids=None, problems=problems)
         problems = (*binding.problems, *duplicate_problems(binding, rivals), *state.problems)

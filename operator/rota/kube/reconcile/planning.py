@@ -39,12 +39,13 @@ class PlanRunner:
     async def plan(self, snapshot: Snapshot, now: float) -> Plan:
         """Return the plan; raise NoResponseError if a custom strategy has not returned in time.
 
+        `WorkQueue` expects this error of requests to the API server: it logs one line, and reconciles the group again.
         While the strategy still runs, further calls raise at once: repeated runs would use up all threads.
         """
         if snapshot.policy and snapshot.policy.strategy == "Custom":
             return await self._plan_custom(snapshot, snapshot.policy, now)
         self.discard_request(snapshot.group)
-        queue_count = sum(len(view.queues) for view in snapshot.views.values() if view)
+        queue_count = sum(len(view.queues) for view in snapshot.views.values() if view)  # a view is of one topic
         if queue_count + len(snapshot.pods) > LARGE_PLAN_ITEMS:
             return await asyncio.to_thread(plan, snapshot, now)
         return plan(snapshot, now)

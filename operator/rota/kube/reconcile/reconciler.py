@@ -103,6 +103,7 @@ class Reconciler:
             return 0.0
         if not self.is_leading or group.body is None:
             return new_plan.requeue_after
+        # Not writable: the ConfigMap belongs to another object, or its assignment names too many queues.
         needs_write = new_plan.document is not None and group.stored_assignment.is_writable
         if needs_write:
             await self._write_assignment(queued, pending)
@@ -136,7 +137,7 @@ class Reconciler:
         started_at = loop_time()
         try:
             new_plan = await self.plan_runner.plan(snapshot, self._wall_time())
-        except NoResponseError as error:
+        except NoResponseError as error:  # a custom strategy did not return in time
             await self._publish_problem(queued, Finding(Reason.STRATEGY_FAILED, str(error)))
             raise
         return PendingPlan(new_plan, loop_time() - started_at)
@@ -158,6 +159,7 @@ class Reconciler:
         group = queued.group
         uid = group.uid
         if self.is_leading and uid:
+            # Without a spec, the plan has no assignment: it only reports, and pokes pods.
             snapshot = replace(self.snapshot(group), spec=None, problems=(problem,))
             new_plan = plan(snapshot, self._wall_time())
             await self._annotator.annotate(group, new_plan)
@@ -172,6 +174,7 @@ class Reconciler:
         group = queued.group
         uid = group.uid
         new_plan = pending.plan
+        # The next reconcile reads these holders' pods (`GroupStateReader`), to learn whether they have ended.
         group.pods.verify_ended = new_plan.verify_ended
         group.members_to_poll = new_plan.members_to_poll
         if self.is_leading and group.body:

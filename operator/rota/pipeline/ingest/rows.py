@@ -55,7 +55,8 @@ class LineBatch:
     def add(self, line: SegmentLine, digest: bytes, *, is_new: bool) -> datetime | None:
         """Add a line if no earlier segment has it (`is_new`); return the time of its record, None if it is rejected.
 
-        The time of a line that is not new counts, too: the ledger has the first and last time of a segment's lines.
+        The time of a line that is not new counts, too: the ledger (the table `lake/files`) has the first and last time
+        of a segment's lines.
         """
         text = line.line or b""
         if line.reason is not None:  # the end of a broken segment, which is always new
@@ -134,7 +135,7 @@ def _record_columns(records: Sequence[AnyRecord], schema: pa.Schema) -> dict[str
     rows: list[dict[str, Any]] = []
     for record in records:
         row = msgspec.to_builtins(record, builtin_types=(datetime,))
-        if "rules" in row:
+        if "rules" in row:  # the policy in an `owners` record: its fields depend on the strategy, so it becomes JSON
             row["rules"] = msgspec.json.encode(row["rules"]).decode()
         rows.append(row)
     record_type = pa.struct([field for field in schema if field.name not in {"date", "digest"}])

@@ -44,6 +44,7 @@ def observe_advice(earlier: EarlierAdvice, chosen: DataFrame, policies: Mapping[
     Whether a group has followed is judged by its strategy, because CHOSEN lacks the name of the policy in force. Advice
     counts as not followed if the advised policy is not among `policies` any more.
     """
+    # In the earlier table, `now` is the time of the advice: `cost_now` is the cost then, `cost_then` the prediction.
     compared = (
         earlier.chosen.filter("change")
         .select("group", "use", F.col("cost_now").alias("before"), F.col("cost_then").alias("predicted"))

@@ -82,7 +82,8 @@ class JournalingReplay(Replay):
 
     def _add_pending_grants(self, previous: Mapping[Queue, Holder], generation: int) -> None:
         """Remember the queues that the new document gives to another holder; `self.owned` has its owners."""
-        for queue, holder in self.owned.items():  # a revoked queue that returns to its holder is not granted
+        for queue, holder in self.owned.items():
+            # `previous` has the holders of revoked queues, too: a queue that returns to its holder is not granted.
             if previous.get(queue) != holder:
                 self._pending_grants[queue] = (holder, generation)
 
@@ -128,7 +129,8 @@ class JournalingReplay(Replay):
         than the end offset by the lag.
         """
         traffic = self.metrics.traffic
-        # Rates are constant within a step of the traffic, and no minute crosses a step.
+        # Rates are constant within a step of the traffic. Steps take five minutes and start with the history, as the
+        # minutes do, so no minute is in two steps.
         rates = traffic.arrival_rates(self._sampled_at)
         self._last_offsets += (self.now - self._sampled_at) * rates
         self._sampled_at = self.now

@@ -51,7 +51,7 @@ class ReaderHost(Protocol):
     memory_budget: MemoryBudget
 
     def answer_command(self, event: LeaseEvent, queue: Queue, lease_number: int, sent_at: float | None = None) -> None:
-        """Pass the answer to a command on to the member."""
+        """Pass the answer to a command on to the member; with LOCKED, `sent_at` is when the lock was requested."""
 
     def may_commit(self, queue: Queue) -> bool:
         """Whether an offset of this queue may be committed now."""
@@ -76,7 +76,10 @@ class ChangeEvent(asyncio.Event):
 
 
 class QueueSource:
-    """One queue at its broker, with its window and tasks: reader, puller, committer and lease requests share it."""
+    """One queue at its broker, with its window and tasks.
+
+    It is shared by `QueueReader`, `QueuePuller`, `OffsetCommitter` and `LeaseRequests` (lock, drain, unlock).
+    """
 
     def __init__(self, queue: Queue, session: ConsumerSession, host: ReaderHost) -> None:
         self.queue = queue

@@ -159,7 +159,7 @@ class DeliverySpans:
             self._on_problem("")
             sender = self._sender
             self._sender = None
-            if sender:
+            if sender:  # a close that takes longer goes on in its thread, and does not delay the next sender
                 await call_in_thread(CLOSE_SECONDS, sender.close)
             if endpoint := self._endpoint:  # read after the wait: the settings may have changed meanwhile
                 try:

@@ -1,10 +1,11 @@
 """State that a member keeps over container restarts: its obeyed generation, final drain and incarnation.
 
-The incarnation is a number that each process of the sidecar in the pod increases.
+The incarnation is a number that each process of the sidecar in the pod increases. The operator requests a final drain
+from a pod that is being deleted; once it has started, no process of the pod consumes any more.
 
 A file is written completely under another name, flushed to the disk and renamed: after a crash at any time it is either
 the previous or the new file. Writing is synchronous and raises OSError; then the caller must not rely on the new state,
-though it may be on the disk already (see `limited_files`), and writes it again.
+and writes it again. It may be on the disk all the same, if only flushing the folder failed (see `limited_files`).
 """
 
 import logging
@@ -63,7 +64,7 @@ class StateStore:
         return state.incarnation
 
     def check_space(self) -> None:
-        """Raise OSError if `store_state` would probably fail: the member must not decide what it cannot store."""
+        """Raise OSError if `store_state` would probably fail: then the member must not obey a new assignment."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         check_quota(self._path.parent, _MAX_STATE_BYTES)
         probe_file = self._path.with_name(f"{self._path.name}.tried")

@@ -1,7 +1,8 @@
 """Decoder of messages, from the bytes that brokers store and send; without I/O.
 
 A pull response's body is a sequence of messages, each with its own length. Two layouts differ in the maximum length of
-topic names; addresses have 4 or 16 bytes; bodies may be compressed in four ways; a message may be a batch of others.
+topic names; addresses have 4 or 16 bytes; bodies may be compressed in one of three formats; a message may be a batch of
+others.
 """
 
 import struct
@@ -129,7 +130,7 @@ def _read_message(reader: _MessageReader, position: int) -> int:
     body_error = "" if is_intact else "its checksum does not match"
     text = data[topic_end + 2 : end].decode(errors="replace")  # invalid UTF-8 is replaced, as Java does
     properties = _parse_properties(text)
-    properties_bytes = extra_properties_bytes(len(properties), text_bytes(text))
+    properties_bytes = extra_properties_bytes(len(properties), text_bytes(text))  # beyond an ordinary message's
     message = Message(
         queue, offset, body, properties, attempt, born, stored, commit_log_offset, body_error, properties_bytes
     )

@@ -53,7 +53,11 @@ class OffsetSampler:
 
         Groups are sorted by the time of their last response, so that groups for which this poll has no time left are
         the first in the next one; and then by topics, because groups of the same topics share requests in a batch.
-        A batch has many groups, so that the broker is not taken for away if only one group's requests time out.
+        A broker is away if a request gets no response, and no other response arrives meanwhile (`send_all`). A batch
+        has many groups, so that the broker does not count as away if only one group's requests time out.
+
+        A committed offset of 0, or none, may mean that the group never consumed the queue. These queues are requested
+        one by one at the end (`QueueResolver`).
         """
         topics: dict[ObjectKey, dict[str, int]] = {}  # number of queues on the broker, by topic
         async for key, interest in yield_periodically(groups.items()):
@@ -65,7 +69,7 @@ class OffsetSampler:
 
         keys = sorted(groups, key=polling_order)
         samples: GroupSamples = {}
-        unresolved: dict[ObjectKey, list[Queue]] = {}
+        unresolved: dict[ObjectKey, list[Queue]] = {}  # queues that the group may never have consumed
         for start in range(0, len(keys), BATCH_GROUPS):
             batch = {key: groups[key] for key in keys[start : start + BATCH_GROUPS]}
             requested_at |= dict.fromkeys(batch, RequestTime(asyncio.get_running_loop().time(), time()))

@@ -110,7 +110,10 @@ class PageAccess:
     def __init__(
         self, reviews: Reviews, has_current_authority: Callable[[ssl.SSLContext], bool] = lambda _: True
     ) -> None:
-        """`has_current_authority` checks the TLS context of a connection whose client presented a certificate."""
+        """`has_current_authority` returns whether a connection's TLS context verifies clients with the present CA.
+
+        It is called for connections whose client presented a certificate.
+        """
         self._reviews = reviews
         self._has_current_authority = has_current_authority
 

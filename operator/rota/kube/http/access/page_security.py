@@ -41,8 +41,10 @@ async def cluster_page_security(login: Login, names: Sequence[str], folder: Path
         await tls.refresh()
         reviewer = Reviewer(api)
         task = asyncio.create_task(supervise("page TLS", tls.run), name="page TLS")
+        # A connection may outlive the CA that signed its client's certificate: a user's rights must not.
+        access = PageAccess(reviewer, has_current_authority=tls.has_current_authority)
         try:
-            yield PageSecurity(tls.context, [PageAccess(reviewer, tls.has_current_authority).check], tls.digest)
+            yield PageSecurity(tls.context, [access.check], tls.digest)
         finally:
             await reviewer.close()
             task.cancel()

@@ -1,7 +1,8 @@
-"""The folders of the spool, one for each process of the operator, which holds a lock (flock) on its folder.
+"""The folders of the spool, which holds the journal's segments until they are stored at the journal's destination.
 
-A process adopts the folders of processes that have ended. Since a file system may not show locks of other nodes, the
-folder of another pod is adopted only after it has not changed for IDLE_SECONDS.
+Each process of the operator has a folder, with a lock (flock) that it holds while it runs. A process adopts the folders
+of processes that have ended. Since a file system may not show locks of other nodes, the folder of another pod is
+adopted only after it has not changed for IDLE_SECONDS.
 """
 
 import calendar
@@ -117,7 +118,7 @@ class SpoolFolders:
             for path in folder.iterdir():
                 name = parse_spool_path(folder.name, path.name)
                 if name and path.is_file() and not path.is_symlink():
-                    yield ClosedSegment(name, path.stat().st_size, None)
+                    yield ClosedSegment(name, path.stat().st_size, records=None)  # not known: counted by its writer
 
     def _lock_new(self, folder: Path) -> bool:
         """Lock a folder that was just made; remove it and raise OSError if it cannot be locked."""

@@ -77,8 +77,10 @@ def _policy_row(row: Row, present: Row | None, highest_cost: float) -> str:
     cells = ""
     for column in _POLICY_COLUMNS:
         cells += number_cell(column.write(row[column.measure]))
+    # These rows are of no single policy: the sums with each group's recommended policy, and with its present one.
+    is_policy_per_group = name in {OWN_POLICIES, RECORDED_POLICY}
     return (
-        f"<tr{' class=own' if name in {OWN_POLICIES, RECORDED_POLICY} else ''}>"
+        f"<tr{' class=own' if is_policy_per_group else ''}>"
         f'<th scope="row" class="name">{render_policy_title(name)}<small>{notes}</small></th>'
         f'<td class="cost">{format_number(row["cost"])}{change}{bar}</td>'
         f"{cells}</tr>"
