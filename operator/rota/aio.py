@@ -1,7 +1,8 @@
-"""Asyncio helpers: clock, stalls, timers, pauses, rate limits, background tasks, shielded writes, supervised tasks."""
+"""Asyncio helpers: clock, stalls, reads, timers, pauses, rate limits, background tasks, shielded writes, restarts."""
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from threading import Thread
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -11,12 +12,14 @@ MAX_RESTART_PAUSE_SECONDS = 30.0
 RECOVERED_AFTER_SECONDS = 60.0  # a restarted task that has run this long has recovered
 ITEMS_PER_TURN = 16  # items that are processed in one turn of the event loop
 RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after the first, second, … failure in a row; then the last
+RECEIVE_BUFFER_BYTES = 256 * 1024
 STALL_SECONDS = 5.0  # if the event loop ran nothing for longer, the process was stalled
 
 CallbackArgs = TypeVarTuple("CallbackArgs")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+_receive_buffer = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
 
 
 def loop_time() -> float:
@@ -41,6 +44,26 @@ def call_after_pending_input(
     # Turn 1 of the event loop: the timer is due, but the sockets may have been polled too early. Turn 2 reads pending
     # input. Turn 3 runs the callback.
     return loop.call_at(when, loop.call_soon, loop.call_soon, callback, *args)
+
+
+class ReceiverProtocol(asyncio.BufferedProtocol, ABC):
+    """A protocol like asyncio.Protocol, whose received bytes arrive in a buffer that all connections share.
+
+    With asyncio.Protocol, each read of a socket allocates 256 KiB first, which costs more than the read itself. The
+    event loop fills the buffer and passes its bytes on at once, so no two connections use it at the same time.
+    """
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
+        """Return the buffer for the next read."""
+        return _receive_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on the bytes of a read."""
+        self.data_received(bytes(_receive_buffer[:nbytes]))
+
+    @abstractmethod
+    def data_received(self, data: bytes) -> None:
+        """Process received bytes."""
 
 
 class StallDetector:

@@ -10,6 +10,7 @@ start offset and a lock that was not requested yet; these have no answer.
 
 import asyncio
 import logging
+from functools import partial
 
 from rota.sidecar.consume.offset_committer import OffsetCommitter
 from rota.sidecar.consume.source import QueueSource
@@ -130,10 +131,9 @@ class LeaseRequests:
     async def _wait_until_drained(self, lease_number: int) -> None:
         """Wait until no delivery is open; once drainTimeout is over, for at most ABORT_TIMEOUT_SECONDS more."""
         deadline: float | None = None
-        while self._is_current(lease_number) and not self._window.is_idle:
-            if not self.is_drain_overdue:
-                await self._source.changed.wait_for_next()
-                continue
+        is_over = partial(self._is_idle_or_superseded, lease_number)
+        await self._source.changed.wait_until(lambda: self.is_drain_overdue or is_over())
+        while not is_over():
             now = self._source.host.now()
             if deadline is None:
                 deadline = now + ABORT_TIMEOUT_SECONDS
@@ -145,5 +145,8 @@ class LeaseRequests:
 
     async def _wait_until_idle(self, lease_number: int) -> None:
         """Wait until no delivery is open, or the queue has another lease number."""
-        while self._is_current(lease_number) and not self._window.is_idle:
-            await self._source.changed.wait_for_next()
+        await self._source.changed.wait_until(partial(self._is_idle_or_superseded, lease_number))
+
+    def _is_idle_or_superseded(self, lease_number: int) -> bool:
+        """Whether no delivery is open, or the queue has another lease number."""
+        return self._window.is_idle or not self._is_current(lease_number)

@@ -164,18 +164,17 @@ class QueuePuller:
 
     async def _wait_for_memory(self) -> MemoryReservation | None:
         """Wait until window and memory budget have room; return the memory reserved for a message refused before."""
-        while self._window.why_full(self._memory.limits) or not self._has_room_after_refusal():
+        if not self._has_room():
             self.status.reset("full")
-            await self._source.changed.wait_for_next()
+            await self._source.changed.wait_until(self._has_room)
         refused = self._next_if_refused()
         if refused is None:
             return None
         self.status.reset("full")
         budget = self._host.memory_budget
-        reservation = budget.reserve(self._memory, refused.memory_bytes, on_granted=self._source.changed.set)
+        reservation = budget.reserve(self._memory, refused.memory_bytes, on_granted=self._source.changed.notify)
         try:
-            while not reservation.granted:
-                await self._source.changed.wait_for_next()
+            await self._source.changed.wait_until(lambda: reservation.granted)
         except asyncio.CancelledError:
             budget.cancel(reservation)  # a returned reservation is ended by the caller's PullAdmission
             raise
@@ -185,6 +184,9 @@ class QueuePuller:
         """Return the next message to fetch, if the last pull had no memory for it."""
         refused = self._refused_message
         return refused if refused and refused.offset == self._window.next_offset else None
+
+    def _has_room(self) -> bool:
+        return not self._window.is_full(self._memory.limits) and self._has_room_after_refusal()
 
     def _has_room_after_refusal(self) -> bool:
         """Whether the queue's limit allows a pull after a refused message; True without one, or if the window is empty.

@@ -82,7 +82,7 @@ class QueueReader:
 
     def wake(self) -> None:
         """Have waiting tasks of the reader check their conditions again."""
-        self._source.changed.set()
+        self._source.changed.notify()
 
     def reset_offset(self, offset: int) -> None:
         """Continue at an offset that a user set for the group."""

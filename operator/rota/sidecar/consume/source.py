@@ -60,19 +60,41 @@ class ReaderHost(Protocol):
         """Return the seconds of a clock that never stops and never jumps."""
 
 
-class ChangeEvent(asyncio.Event):
-    """An event that tasks wait for again and again."""
+class ChangeSignal:
+    """Wakes tasks that wait for a condition.
 
-    async def wait_for_next(self) -> None:
-        """Wait until the event is set the next time; callers check their condition before, with no await in between."""
-        self.clear()
-        await self.wait()
+    `notify` checks the conditions, because the tasks themselves would wake up in vain for most changes: while a queue's
+    window is full, each delivered message is a change.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+
+    def notify(self) -> None:
+        """Wake the tasks whose conditions hold now."""
+        if self._waiting:
+            for woken, condition in [*self._waiting.items()]:
+                if not woken.done() and condition():
+                    woken.set_result(None)
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds that depends on this queue's state."""
+        while not condition():
+            await self._wait(condition)
 
     async def wait_briefly(self, seconds: float) -> None:
-        """Wait until the event is set the next time, for at most `seconds`."""
+        """Wait for the next change, for at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.wait_for_next()
+                await self._wait(lambda: True)
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        woken = asyncio.get_running_loop().create_future()
+        self._waiting[woken] = condition
+        try:
+            await woken
+        finally:
+            del self._waiting[woken]
 
 
 class QueueSource:
@@ -88,13 +110,14 @@ class QueueSource:
         self.window = QueueWindow(next_offset=0, orderly=session.settings.is_orderly, committed_offset=0)
         # The messages of the group's retry topic were tried before.
         self.is_retry_topic = queue.topic == RETRY_TOPIC_PREFIX + session.settings.group
-        self.changed = ChangeEvent()  # set by a command, the end of a delivery, a reset, new limits, or granted memory
+        # Notified of commands, ends of deliveries, resets, new limits, and granted memory.
+        self.changed = ChangeSignal()
         self._memory_budget = host.memory_budget
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def on_change(self) -> None:
         """Continue after a change; other queues may take memory that became free."""
-        self.changed.set()
+        self.changed.notify()
         self._memory_budget.grant_waiting()
 
     def start_task(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:

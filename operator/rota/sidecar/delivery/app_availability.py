@@ -31,6 +31,7 @@ class AppAvailability:
         self._on_try_due = on_try_due
         self._last_outcome_at = 0.0
         self._away_since = 0.0
+        self._is_problem_reported = False
         self._retry_at = 0.0  # no delivery is tried before this while the app is away
 
     def is_try_due(self, now: float) -> bool:
@@ -64,6 +65,10 @@ class AppAvailability:
 
     def _report_problem(self, outcome: DeliveryOutcome) -> None:
         """Report the problem that an outcome shows, and clear the others."""
+        is_problem = outcome in _PAUSES_SECONDS
+        if not is_problem and not self._is_problem_reported:
+            return
+        self._is_problem_reported = is_problem
         push = self._host.settings.delivery.push
         not_found = not_listening = ""
         if outcome is DeliveryOutcome.NOT_FOUND:

@@ -1,31 +1,41 @@
 """Encoder of messages as CloudEvents 1.0 over HTTP: one in binary mode, several as a JSON batch."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import starmap
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from rota.brokers.message import Message
 
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
 BATCH_HEADERS = b"content-type: application/cloudevents-batch+json\r\n"
-MAX_CACHED_CHARACTERS = 256  # longer values are not cached: producers choose tags, and the cache is never emptied
+CACHED_QUEUES = 1024
+# Longer names of topic and broker are not cached: a producer may have chosen the topic of a message that is retried.
+MAX_CACHED_CHARACTERS = 256
+
+T = TypeVar("T")
 
 _TRACES = ("traceparent", "tracestate")  # W3C's trace context: names of message properties, and of the headers
 # Unescaped characters in header values: printable ASCII except space, quote and percent sign.
 _UNESCAPED = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None, ord("%"): None})
 _PRINTABLE = f'{_UNESCAPED} "%'  # trace context is not percent-decoded, so these stay unescaped
-# Attributes whose values repeat, so that their encoded form is worth keeping.
-_CACHED_ATTRIBUTES = {"specversion", "source", "type", "rocketmqtopic", "rocketmqbroker", "rocketmqtag"}
-_TEXT_ATTRIBUTES = ("rocketmqoffset", "rotageneration")  # they outgrow CloudEvents' Integer, which has 32 bits
+_is_unescaped = re.compile(
+    f"[{re.escape(_UNESCAPED)}]*"
+).fullmatch  # most values are, and `quote` takes ten times as long
 
 
 def encode_headers(message: Message, attempt: int, generation: int) -> bytes:
     """Return the header lines of one message; its body is the request's body."""
-    attributes = _attributes(message, attempt, generation)
-    lines = [f"ce-{name}: {_encode_value(name, value)}\r\n" for name, value in attributes]
+    lines = [_of_queue(_queue_header_lines, message, generation)]
+    lines += starmap(_header_line, _message_attributes(message, attempt).items())
     for name, value in _trace_context(message):
         lines.append(f"{name}: {quote(value, safe=_PRINTABLE, errors='replace')}\r\n")
     lines.append("content-type: application/octet-stream\r\n")
@@ -36,43 +46,68 @@ def encode_batch(messages: Iterable[tuple[Message, int]], generation: int) -> by
     """Return the request body for several messages, each with the number of its attempt."""
     events = []
     for message, attempt in messages:
-        event: dict[str, str | int | bytes] = dict(_attributes(message, attempt, generation))
-        for name in _TEXT_ATTRIBUTES:
-            event[name] = str(event[name])
-        event |= dict(_trace_context(message))
+        attributes = _of_queue(_queue_attributes, message, generation)
+        event: dict[str, str | int | bytes] = {**attributes, **_message_attributes(message, attempt)}
+        event.update(_trace_context(message))
         event["datacontenttype"] = "application/octet-stream"
         event["data_base64"] = message.body  # the encoder writes bytes as base64, without an intermediate copy
         events.append(event)
     return msgspec.json.encode(events)
 
 
-def _attributes(message: Message, attempt: int, generation: int) -> Iterator[tuple[str, str | int]]:
+def _message_attributes(message: Message, attempt: int) -> dict[str, str | int]:
+    """Return the attributes that are the message's own."""
+    attributes: dict[str, str | int] = {"id": message.id, "rocketmqoffset": str(message.offset), "rotaattempt": attempt}
+    with suppress(ValueError, OverflowError, OSError):  # a producer may send any timestamp
+        attributes["time"] = _format_time(message.born_ms)
+    if message.tag:
+        attributes["rocketmqtag"] = message.tag
+    if message.keys:
+        attributes["rocketmqkeys"] = message.keys
+    if message.body_error:
+        attributes["rocketmqdamage"] = message.body_error
+    return attributes
+
+
+def _of_queue(encode: "_lru_cache_wrapper[T]", message: Message, generation: int) -> T:
+    """Return what all messages of a queue share; for long names without the cache."""
     queue = message.queue
     topic = message.topic
-    yield "specversion", "1.0"
-    yield "id", message.id
-    yield "source", _source(topic)
-    yield "type", "dev.rota.rocketmq.message"
-    with suppress(ValueError, OverflowError, OSError):  # a producer may send any timestamp
-        yield "time", datetime.fromtimestamp(message.born_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    yield "rocketmqtopic", topic
-    yield "rocketmqbroker", queue.broker
-    yield "rocketmqqueue", queue.id
-    yield "rocketmqoffset", message.offset
-    if message.tag:
-        yield "rocketmqtag", message.tag
-    if message.keys:
-        yield "rocketmqkeys", message.keys
-    if message.body_error:
-        yield "rocketmqdamage", message.body_error
-    yield "rotaattempt", attempt
-    yield "rotageneration", generation
+    is_cached = len(topic) + len(queue.broker) <= MAX_CACHED_CHARACTERS
+    return (encode if is_cached else encode.__wrapped__)(topic, queue.broker, queue.id, generation)
 
 
-@lru_cache(256)
-def _source(topic: str) -> str:
-    """Return the topic as a URI reference: topic names may contain % and |, which must be escaped."""
-    return f"/rocketmq/{quote(topic, safe='', errors='replace')}"
+@lru_cache(CACHED_QUEUES)
+def _queue_attributes(topic: str, broker: str, queue_id: int, generation: int) -> Mapping[str, str | int]:
+    """Return the attributes that all messages of a queue share; `topic` is the one that they were sent to.
+
+    Generation and offset are texts, because they outgrow CloudEvents' Integer, which has 32 bits.
+    """
+    return {
+        "specversion": "1.0",
+        "source": f"/rocketmq/{quote(topic, safe='', errors='replace')}",  # a URI reference: topics may contain % and |
+        "type": "dev.rota.rocketmq.message",
+        "rocketmqtopic": topic,
+        "rocketmqbroker": broker,
+        "rocketmqqueue": queue_id,
+        "rotageneration": str(generation),
+    }
+
+
+@lru_cache(CACHED_QUEUES)
+def _queue_header_lines(topic: str, broker: str, queue_id: int, generation: int) -> str:
+    return "".join(starmap(_header_line, _queue_attributes(topic, broker, queue_id, generation).items()))
+
+
+def _format_time(milliseconds: int) -> str:
+    second, millisecond = divmod(milliseconds, 1000)
+    return f"{_format_second(second)}.{millisecond:03d}+00:00"
+
+
+@lru_cache(16)
+def _format_second(second: int) -> str:
+    """Return a time without its zone; messages that are delivered together were mostly sent in the same seconds."""
+    return datetime.fromtimestamp(second, UTC).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
 def _trace_context(message: Message) -> Iterator[tuple[str, str]]:
@@ -81,13 +116,7 @@ def _trace_context(message: Message) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _encode_value(name: str, value: str | int) -> str:
-    if isinstance(value, int):
-        return str(value)
-    is_cached = name in _CACHED_ATTRIBUTES and len(value) <= MAX_CACHED_CHARACTERS
-    return _quote_value(value) if is_cached else _quote_value.__wrapped__(value)  # the function without its cache
-
-
-@lru_cache(4096)
-def _quote_value(value: str) -> str:
-    return quote(value, safe=_UNESCAPED, errors="replace")
+def _header_line(name: str, value: str | int) -> str:
+    if isinstance(value, str) and not _is_unescaped(value):
+        value = quote(value, safe=_UNESCAPED, errors="replace")
+    return f"ce-{name}: {value}\r\n"

@@ -6,15 +6,17 @@ connection had been used before: if so, the app most likely closed it as idle, a
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from rota.aio import call_after_pending_input
+from rota.aio import ReceiverProtocol, call_after_pending_input
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_CACHED_HEAD_BYTES = 1024  # a longer head is parsed each time
 WRITE_CHUNK_BYTES = 64 * 1024  # part of a body to write at once: the transport copies all bytes it cannot send yet
 _BODILESS_STATUSES = {204, 304}
 _MIN_STATUS = 100
@@ -69,8 +71,8 @@ class HttpPoster:
         `may_send` is called last, right before sending: connecting takes time, in which the process may stall.
         """
         deadline = asyncio.get_running_loop().time() + timeout_seconds
-        fields = (_encode_target(path), self._host_header, headers, len(body))
-        head = b"POST %s HTTP/1.1\r\n%s%scontent-length: %d\r\n\r\n" % fields
+        length = str(len(body)).encode()
+        head = b"".join((_request_line(path), self._host_header, headers, b"content-length: ", length, b"\r\n\r\n"))
         connection = self._take_idle() or await self._connect(deadline)
         try:
             status = await connection.send_request(head, body, deadline, may_send)
@@ -121,11 +123,20 @@ class HttpPoster:
 
 
 @lru_cache(16)
-def _encode_target(path: str) -> bytes:
-    return quote(path, safe=_TARGET_CHARACTERS).encode()
+def _request_line(path: str) -> bytes:
+    return f"POST {quote(path, safe=_TARGET_CHARACTERS)} HTTP/1.1\r\n".encode()
 
 
-class _Connection(asyncio.Protocol):
+class _ResponseHead(NamedTuple):
+    """What the head of a response says."""
+
+    status: int
+    body_end: _BodyEnd
+    body_bytes: int
+    closes: bool  # whether the app closes the connection after the response
+
+
+class _Connection(ReceiverProtocol):
     """One connection, with one request at a time."""
 
     transport: asyncio.Transport
@@ -141,6 +152,8 @@ class _Connection(asyncio.Protocol):
         self._body_end = _BodyEnd.LENGTH
         self._bytes_left = 0  # bytes of the body, or of the current chunk, that have not arrived yet
         self._close_after_response = False  # the response's head asks for this
+        self._deadline = inf  # of the open request
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - narrows the type in asyncio's signature
@@ -158,7 +171,7 @@ class _Connection(asyncio.Protocol):
         self._response = asyncio.get_running_loop().create_future()
         self._status = 0
         self._has_received = False
-        timer = call_after_pending_input(deadline, self._on_timeout, self._response)
+        self._set_deadline(deadline)
         try:
             await self._send(head, body, self._response)
             return await self._response
@@ -166,7 +179,7 @@ class _Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
-            timer.cancel()
+            self._deadline = inf
             self._response = None
             self._is_reused = True
 
@@ -196,6 +209,7 @@ class _Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.closed = True
+        self._cancel_timer()
         self.transport.abort()  # do not wait until all bytes are sent: an app that hangs may never read them
 
     def data_received(self, data: bytes) -> None:
@@ -205,7 +219,7 @@ class _Connection(asyncio.Protocol):
         self._received += data
         self._has_received = True
         try:
-            has_head = self._status > 0 or self._parse_head()
+            has_head = self._status > 0 or self._read_head()
             if has_head and self._skip_body():
                 self._complete_response()
         except ValueError:
@@ -213,6 +227,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
+        self._cancel_timer()
         if self._response is None or self._response.done():
             return
         if self._status and self._body_end is _BodyEnd.CONNECTION:
@@ -223,41 +238,19 @@ class _Connection(asyncio.Protocol):
             cause = f": {error}" if error else ""
             self._fail(BadResponseError(f"The app closed the connection without a response{cause}"))
 
-    def _parse_head(self) -> bool:
+    def _read_head(self) -> bool:
         """Parse a response's head, skipping provisional responses; return whether it is complete."""
         while (end := self._received.find(b"\r\n\r\n")) >= 0:
-            first, *lines = bytes(self._received[:end]).split(b"\r\n")
+            text = bytes(self._received[:end])
             del self._received[: end + 4]
-            status_line = _STATUS.fullmatch(first)
-            status = int(status_line[1]) if status_line else 0
-            if status < _MIN_STATUS:
-                raise ValueError(first)
-            if status < _MIN_FINAL_STATUS:
+            head = _parse_head(text) if end <= MAX_CACHED_HEAD_BYTES else _parse_head.__wrapped__(text)
+            if head.status < _MIN_FINAL_STATUS:
                 continue
-            fields: dict[bytes, bytes] = {}
-            for line in lines:
-                name, _, value = line.partition(b":")
-                fields[name.strip().lower()] = value.strip().lower()
-            self._status = status
-            self._expect_body(fields)
-            self._close_after_response = b"close" in fields.get(b"connection", b"") or first.startswith(b"HTTP/1.0")
+            self._status, self._body_end, self._bytes_left, self._close_after_response = head
             return True
         if len(self._received) > MAX_HEAD_BYTES:
             raise ValueError("too long")
         return False
-
-    def _expect_body(self, fields: Mapping[bytes, bytes]) -> None:
-        """Find out from a response's header how its body ends; raise ValueError for an invalid length."""
-        self._bytes_left = 0
-        self._body_end = _BodyEnd.LENGTH
-        if self._status in _BODILESS_STATUSES:
-            return  # a body of 0 bytes, which is complete at once
-        if b"chunked" in fields.get(b"transfer-encoding", b""):  # overrides the length
-            self._body_end = _BodyEnd.CHUNKS
-        elif b"content-length" in fields:
-            self._bytes_left = _parse_number(_DECIMAL, fields[b"content-length"], 10)
-        else:
-            self._body_end = _BodyEnd.CONNECTION
 
     def _skip_body(self) -> bool:
         """Discard the received part of the body; return whether the body is complete."""
@@ -309,14 +302,60 @@ class _Connection(asyncio.Protocol):
         if self._close_after_response or has_surplus_bytes:
             self.close()
 
-    def _on_timeout(self, response: asyncio.Future[int]) -> None:
-        if response is self._response:  # the timer may still call after its `cancel`, during the next request
+    def _set_deadline(self, deadline: float) -> None:
+        """Start the timer, unless an earlier request's is still running: a timer for each request would cost more."""
+        self._deadline = deadline
+        if self._timer and self._timer.when() > deadline:
+            self._cancel_timer()
+        if self._timer is None:
+            self._timer = call_after_pending_input(deadline, self._on_timer)
+
+    def _cancel_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        """Fail the open request if its deadline is over, else wait for its deadline; without one, stop."""
+        now = asyncio.get_running_loop().time()
+        if self._timer and self._timer.when() > now:
+            return  # this call is of a timer that was replaced too late
+        self._timer = None
+        if self._deadline <= now:
             self._fail(TimeoutError())
+        elif self._deadline < inf:
+            self._set_deadline(self._deadline)
 
     def _fail(self, error: Exception) -> None:
         if self._response and not self._response.done():
             self._response.set_exception(error)
             self.close()
+
+
+@lru_cache(16)
+def _parse_head(text: bytes) -> _ResponseHead:
+    """Parse a response's head; raise ValueError if it is invalid. Most responses of an app have the same one."""
+    first, *lines = text.split(b"\r\n")
+    status_line = _STATUS.fullmatch(first)
+    status = int(status_line[1]) if status_line else 0
+    if status < _MIN_STATUS:
+        raise ValueError(first)
+    fields: dict[bytes, bytes] = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        fields[name.strip().lower()] = value.strip().lower()
+    closes = b"close" in fields.get(b"connection", b"") or first.startswith(b"HTTP/1.0")
+    body_bytes = 0
+    if status < _MIN_FINAL_STATUS or status in _BODILESS_STATUSES:
+        body_end = _BodyEnd.LENGTH
+    elif b"chunked" in fields.get(b"transfer-encoding", b""):  # overrides the length
+        body_end = _BodyEnd.CHUNKS
+    elif b"content-length" in fields:
+        body_end = _BodyEnd.LENGTH
+        body_bytes = _parse_number(_DECIMAL, fields[b"content-length"], 10)
+    else:
+        body_end = _BodyEnd.CONNECTION
+    return _ResponseHead(status, body_end, body_bytes, closes)
 
 
 def _parse_number(pattern: re.Pattern[bytes], text: bytes, base: int) -> int:

@@ -128,8 +128,19 @@ class BatchPoster:
             self._poster.close()
 
 
+class _Worker:
+    """A task that delivers batches one after the other, until none is left."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch: Batch | None = batch  # the one in delivery
+        self.task: asyncio.Task[None] | None = None
+
+
 class PushDelivery:
-    """Posts messages to the app."""
+    """Posts messages to the app, in as many tasks as there are concurrent deliveries.
+
+    A task goes on with the next batch by itself: a new one for each batch would take several turns of the event loop.
+    """
 
     def __init__(self, host: DeliveryHost, app_host: str) -> None:
         """Deliver to the app at `app_host`; the settings name its port."""
@@ -138,7 +149,7 @@ class PushDelivery:
         self._app = AppAvailability(host, self._schedule_fill)
         self._scheduler = DeliveryScheduler(host.may_deliver)
         self._settlement = Settlement(host)
-        self._tasks: dict[Queue, set[asyncio.Task[_DeliveryResult]]] = {}
+        self._workers: set[_Worker] = set()
         self._open_count = 0
         self._is_fill_scheduled = False
 
@@ -161,33 +172,67 @@ class PushDelivery:
 
     def abort_deliveries(self, reader: QueueReader) -> None:
         """Abort a queue's open deliveries now."""
-        for task in self._tasks.get(reader.queue, ()):
-            task.cancel()
+        for worker in self._workers:
+            if worker.task and worker.batch and worker.batch.queue == reader.queue:
+                worker.task.cancel()
 
     def _start_deliveries(self) -> None:
         self._is_fill_scheduled = False
+        while batch := self._next_batch():
+            worker = _Worker(batch)
+            self._workers.add(worker)
+            worker.task = asyncio.get_running_loop().create_task(self._work(worker))
+            worker.task.add_done_callback(partial(self._on_worker_ended, worker))
+        if self._app.is_away and not self._open_count and self._app.is_try_due(self._host.now()):
+            # Nothing is left to try, so no try would clear the app's problem; the next delivery finds out again.
+            self._app.track(DeliveryOutcome.DONE)
+
+    def _next_batch(self) -> Batch | None:
+        """Start the next delivery, if one is possible now."""
         now = self._host.now()
         concurrency = self._host.settings.delivery.push.concurrency
         slots = concurrency
         if self._app.is_away:
             slots = 1 if self._app.is_try_due(now) else 0
         # Of all slots, the scheduler keeps the last quarter for queues without an open delivery.
-        while batch := self._scheduler.start_next(
+        batch = self._scheduler.start_next(
             now, self._max_messages, free_slots=slots - self._open_count, total_slots=concurrency
-        ):
+        )
+        if batch:
             self._open_count += 1
-            task = asyncio.get_running_loop().create_task(self._deliver(batch))
-            self._tasks.setdefault(batch.queue, set()).add(task)
-            task.add_done_callback(partial(self._on_delivery_ended, batch))
-        if self._app.is_away and slots > 0 and not self._open_count:
-            # Nothing is left to try, so no try would clear the app's problem; the next delivery finds out again.
-            self._app.track(DeliveryOutcome.DONE)
+        return batch
 
     def _max_messages(self, queue: Queue) -> int:
         reader = self._host.reader_of(queue)
-        if reader is None or reader.is_retry_topic:
+        max_batch = self._host.settings.delivery.push.max_batch
+        if max_batch == 1 or reader is None or reader.is_retry_topic:
             return 1
-        return reader.window.count_fitting(self._host.settings.delivery.push.max_batch, MAX_BATCH_BYTES)
+        return reader.window.count_fitting(max_batch, MAX_BATCH_BYTES)
+
+    async def _work(self, worker: _Worker) -> None:
+        while batch := worker.batch:
+            result = await self._deliver(batch)
+            worker.batch = None
+            self._on_delivery_ended(batch, result)
+            if worker.task and worker.task.cancelling():  # too late for this batch, and it must not abort the next one
+                self._schedule_fill()
+                return
+            worker.batch = self._next_batch()
+            if self._scheduler.has_ready or self._app.is_away:
+                self._schedule_fill()
+
+    def _on_worker_ended(self, worker: _Worker, task: asyncio.Task[None]) -> None:
+        """Return the messages of a delivery that failed or was cancelled, maybe before it started."""
+        self._workers.discard(worker)
+        error = None if task.cancelled() else task.exception()
+        if error:
+            _log.error("A delivery failed", exc_info=error)
+        if batch := worker.batch:
+            unsettled = batch.delivery.messages
+            self._settlement.return_messages(batch, unsettled, SEND_BACK_RETRY_SECONDS if error else 0.0)
+            outcome = PushOutcome.FAILED if error else PushOutcome.ABORTED
+            self._on_delivery_ended(batch, _DeliveryResult({outcome: unsettled}, self._host.now()))
+            self._schedule_fill()
 
     # One delivery.
 
@@ -230,29 +275,14 @@ class PushDelivery:
         exhausted, retried = partition(messages, partial(self._settlement.is_last_attempt, batch))
         return {PushOutcome.DEAD_LETTER: exhausted, PushOutcome.RETRY: retried}
 
-    def _on_delivery_ended(self, batch: Batch, task: asyncio.Task[_DeliveryResult]) -> None:
-        """Clean up and count a delivery, however it ended; it may have been cancelled, even before it started."""
+    def _on_delivery_ended(self, batch: Batch, result: _DeliveryResult) -> None:
+        """Count a delivery, and offer its queue again."""
         self._open_count -= 1
-        self._tasks[batch.queue].discard(task)
-        if not self._tasks[batch.queue]:
-            del self._tasks[batch.queue]
-        error = None if task.cancelled() else task.exception()
-        if error:
-            _log.error("A delivery of %s failed", batch.queue, exc_info=error)
-        unsettled = batch.delivery.messages  # those that `_deliver` has neither finished nor returned
-        if unsettled:
-            self._settlement.return_messages(batch, unsettled, SEND_BACK_RETRY_SECONDS if error else 0.0)
-        now = self._host.now()
-        if error or task.cancelled():
-            outcome = PushOutcome.FAILED if error else PushOutcome.ABORTED
-            self._count_result(batch, _DeliveryResult({outcome: unsettled}, now))
-        else:
-            self._count_result(batch, task.result())
+        self._count_result(batch, result)
         if reader := self._host.reader_of(batch.queue):
-            reader.delivered_at = now
+            reader.delivered_at = self._host.now()
             reader.on_change()
-            self.offer(reader)
-        self._schedule_fill()
+            self._scheduler.offer(reader.queue, reader.window)
 
     def _count_result(self, batch: Batch, result: _DeliveryResult) -> None:
         seconds = result.answered_at - batch.delivery.started_at

@@ -32,6 +32,11 @@ class DeliveryScheduler:
         self._may_deliver = may_deliver
         self._ready: OrderedDict[Queue, QueueWindow] = OrderedDict()
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether a queue waits for its turn."""
+        return bool(self._ready)
+
     def offer(self, queue: Queue, window: QueueWindow) -> None:
         """Give a queue a turn: messages were fetched, returned or finished, or the queue may deliver again."""
         self._ready[queue] = window  # a queue that was assigned again has another window

@@ -277,21 +277,16 @@ class QueueWindow:
         self.reset(group_offset, group_offset)
         return True
 
-    def why_full(self, limits: QueueLimits) -> str | None:
-        """Return why no more may be fetched now; None if fetching may continue."""
-        if self.unfinished_count >= limits.max_messages:
-            return f"{self.unfinished_count} messages are unfinished; the limit is {limits.max_messages}"
-        unfinished = self.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * self.unfinished_count
-        if unfinished >= limits.max_bytes:
-            return f"{unfinished / MEBIBYTE:.1f} MiB are unfinished; the limit is {limits.max_bytes / MEBIBYTE:.1f} MiB"
+    def is_full(self, limits: QueueLimits) -> bool:
+        """Whether no more may be fetched now."""
+        unfinished_count = self.unfinished_count
+        unfinished_bytes = self.unfinished_bytes + MESSAGE_OVERHEAD_BYTES * unfinished_count
+        if unfinished_count >= limits.max_messages or unfinished_bytes >= limits.max_bytes:
+            return True
         last_offset = self.last_offset
         if self.orderly or last_offset is None:
-            return None
-        span = last_offset - self.committable_offset
-        if span > limits.max_offset_span:
-            position = f"offset {self.committable_offset} is unfinished and {span} offsets behind the last fetched one"
-            return f"{position}; the limit is {limits.max_offset_span}"
-        return None
+            return False
+        return last_offset - self.committable_offset > limits.max_offset_span
 
     @property
     def memory_bytes(self) -> int:

@@ -99,11 +99,11 @@ class DeliveryCounts:
         while len(self._failed) > MAX_FAILED_MESSAGES:
             del self._failed[next(iter(self._failed))]
 
-    def count_time(self, topic: str, seconds: float) -> None:
-        """Count how long a delivery was at the app."""
+    def count_time(self, topic: str, seconds: float, number: int = 1) -> None:
+        """Count how long a number of deliveries were at the app."""
         buckets = self._times.setdefault(topic, {})
         bucket = bucket_index(seconds)
-        buckets[bucket] = buckets.get(bucket, 0) + 1
+        buckets[bucket] = buckets.get(bucket, 0) + number
 
     def count_returned(self, attempts_before: int, now: float) -> None:
         """Count a message that was returned to its broker for another attempt."""

@@ -183,13 +183,24 @@ def test_cloudevent_reports_damage_of_the_message_body() -> None:
     assert events((damaged, 1))[0]["rocketmqdamage"] == "its checksum does not match"
 
 
-def test_cloudevent_header_cache_excludes_long_tags() -> None:
-    cloudevents._quote_value.cache_clear()
-    for tag in ("t" * cloudevents.MAX_CACHED_CHARACTERS, "t" * (cloudevents.MAX_CACHED_CHARACTERS + 1)):
-        assert headers(a_message(TAGS=tag))["ce-rocketmqtag"] == tag
-    assert (
-        cloudevents._quote_value.cache_info().currsize == 6
-    )  # five values that all messages have, and the shorter tag
+def test_cloudevent_header_cache_excludes_long_topics() -> None:
+    cloudevents._queue_header_lines.cache_clear()
+    broker = "broker-a"
+    longest = cloudevents.MAX_CACHED_CHARACTERS - len(broker)
+    for length in (longest, longest + 1):
+        topic = "t" * length
+        assert headers(a_message(queue=Queue(topic, broker, 0)))["ce-rocketmqtopic"] == topic
+    assert cloudevents._queue_header_lines.cache_info().currsize == 1
+
+
+def test_cloudevent_headers_follow_the_queue_and_the_generation_of_each_message() -> None:
+    for queue, generation in ((Q, 4), (Queue("orders", "broker-b", 3), 4), (Q, 5)):
+        lines = cloudevents.encode_headers(a_message(queue=queue), 1, generation).decode().splitlines()
+        values = dict(line.split(": ") for line in lines)
+        shown = [
+            values[f"ce-{name}"] for name in ("rocketmqtopic", "rocketmqbroker", "rocketmqqueue", "rotageneration")
+        ]
+        assert shown == [*map(str, queue), str(generation)]
 
 
 def test_cloudevent_source_is_a_uri_for_every_topic_name_that_a_broker_accepts() -> None:

@@ -386,6 +386,17 @@ async def test_push_timeout_closes_the_connection_and_the_next_is_new(response: 
         assert server.connections == 2
 
 
+async def test_push_deadline_of_an_answered_request_does_not_end_the_next_one() -> None:
+    async with run_server(lambda request: SILENCE if request.requests_before else NO_CONTENT) as (server, post):
+        assert await post_body(post, seconds=0.2) == 204
+        next_post = asyncio.create_task(post_body(post))
+        await asyncio.sleep(0.3)
+        assert not next_post.done()
+        server.writers[0].write(NO_CONTENT)
+        assert await next_post == 204
+        assert server.connections == 1
+
+
 async def test_push_that_ends_its_connection_is_repeated_once_however_many_connections_are_idle() -> None:
     async with run_server(lambda request: CLOSE if request.body == b"poison" else NO_CONTENT) as (server, post):
         await asyncio.gather(*(post_body(post) for _ in range(4)))

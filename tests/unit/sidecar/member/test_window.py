@@ -523,35 +523,30 @@ def test_window_reset_voids_the_response_to_an_earlier_commit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "reason"),
+    ("limits", "is_full"),
     [
-        (QueueLimits(max_messages=4), None),
-        (QueueLimits(max_messages=3), "3 messages are unfinished; the limit is 3"),
-        (
-            QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES),
-            "2.0 MiB are unfinished; the limit is 2.0 MiB",
-        ),
-        (QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES + 1), None),
-        (
-            QueueLimits(max_offset_span=19),
-            "offset 10 is unfinished and 20 offsets behind the last fetched one; the limit is 19",
-        ),
-        (QueueLimits(max_offset_span=20), None),
+        (QueueLimits(max_messages=4), False),
+        (QueueLimits(max_messages=3), True),
+        (QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES), True),
+        (QueueLimits(max_bytes=2 * MEBIBYTE + 3 * MESSAGE_OVERHEAD_BYTES + 1), False),
+        (QueueLimits(max_offset_span=19), True),
+        (QueueLimits(max_offset_span=20), False),
     ],
 )
-def test_window_that_is_full_gives_the_reason(limits: QueueLimits, reason: str | None) -> None:
+def test_window_is_full_at_each_of_its_limits(limits: QueueLimits, *, is_full: bool) -> None:
     sizes = {10: MEBIBYTE, 11: MEBIBYTE - 7, 30: 7}
     for orderly in (False, True):
         window = QueueWindow(next_offset=10, orderly=orderly)
         window.add_pull(10, PullResult(tuple(a_message(*item) for item in sizes.items()), 99, 0, 99))
-        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else reason)
+        is_limited = is_full and not (orderly and limits.max_offset_span < 2000)
+        assert window.is_full(limits) == is_limited
         a_delivery(window)  # the limits count messages whether they are being delivered or not
-        assert window.why_full(limits) == (None if orderly and limits.max_offset_span < 2000 else reason)
+        assert window.is_full(limits) == is_limited
 
 
 def test_window_without_messages_is_never_full() -> None:
     window = a_window(next_offset=5000)
-    assert window.why_full(QueueLimits(max_messages=1, max_bytes=1, max_offset_span=0)) is None
+    assert not window.is_full(QueueLimits(max_messages=1, max_bytes=1, max_offset_span=0))
 
 
 def test_window_limits_default_to_those_of_the_reference() -> None:
@@ -813,7 +808,7 @@ class RandomWalk:
             QueueLimits(max_bytes=3 * MESSAGE_OVERHEAD_BYTES + 9),
             QueueLimits(max_offset_span=5),
         ):
-            assert (window.why_full(limits) is not None) == model.full(limits)
+            assert window.is_full(limits) == model.full(limits)
 
 
 STEPS = [*["pull"] * 2, *["start_delivery"] * 2, *["finish_message"] * 3, "return_message", "commit"]
@@ -870,8 +865,8 @@ def test_memory_of_properties_is_counted_until_each_message_is_finished_or_forgo
 
 def test_memory_of_properties_makes_a_window_full() -> None:
     window = a_window_with_properties()
-    assert window.why_full(QueueLimits(max_bytes=4 * PROPERTIES_MEMORY))
-    assert not window.why_full(QueueLimits(max_bytes=4 * PROPERTIES_MEMORY + 1))
+    assert window.is_full(QueueLimits(max_bytes=4 * PROPERTIES_MEMORY))
+    assert not window.is_full(QueueLimits(max_bytes=4 * PROPERTIES_MEMORY + 1))
 
 
 def test_window_fits_messages_by_their_bodies_and_encoded_properties() -> None:

@@ -13,7 +13,7 @@ from math import inf
 
 import msgspec
 
-from rota.aio import call_after_pending_input
+from rota.aio import ReceiverProtocol, call_after_pending_input
 from rota.brokers.errors import UnreachableError
 from rota.brokers.rocketmq.transport.frame_budget import MAX_UNRESERVED_BYTES, FrameAccount, FrameReservation
 from rota.brokers.rocketmq.wire.codes import ResponseCode
@@ -73,7 +73,7 @@ class _ReadFlow:
             self.transport.resume_reading()
 
 
-class Connection(asyncio.Protocol):
+class Connection(ReceiverProtocol):
     """One connection; `close_reason` is empty while it is open, then the reason."""
 
     def __init__(self, address: str, handle_request: RequestHandler, frame_account: FrameAccount | None = None) -> None:

@@ -1,0 +1,91 @@
+"""Push delivery with queues and a host of the test's own, to a real server."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from builders import a_spec
+from rota.brokers.message import Message
+from rota.brokers.port import PullResult
+from rota.model import Queue
+from rota.sidecar.delivery.push import PushDelivery
+from rota.sidecar.member.window import QueueWindow
+from rota.sidecar.status.delivery_counts import DeliveryCounts
+from rota.sidecar.status.problems import Problems
+from rota.sidecar.status.sidecar_metrics import SidecarMetrics
+from rota.spec.resolved import GroupSettings, decode_settings, encode_settings
+
+A = Queue("orders", "broker-a", 0)
+B = Queue("orders", "broker-a", 1)
+
+
+@dataclass
+class _Member:
+    """The part of a member that push delivery needs."""
+
+    settings: GroupSettings
+    may_send: Callable[[Queue, float], bool]
+    problems: Problems = field(default_factory=Problems)
+    metrics: SidecarMetrics = field(default_factory=SidecarMetrics)
+    delivery_counts: DeliveryCounts = field(default_factory=lambda: DeliveryCounts(0.0))
+    readers: dict[Queue, Any] = field(default_factory=dict)
+    outcomes: list[tuple[str, list[Queue]]] = field(default_factory=list)
+    obeyed_generation: int = 1
+
+    def add_queue(self, queue: Queue) -> Any:
+        """Return a reader with one message."""
+        window = QueueWindow(next_offset=0, committed_offset=0)
+        window.add_pull(0, PullResult((Message(queue, 0, str(queue.id).encode(), {}),), 1, 0, 1))
+        reader = SimpleNamespace(
+            queue=queue, window=window, is_retry_topic=False, on_change=lambda: None, delivered_at=0.0
+        )
+        self.readers[queue] = reader
+        return reader
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def reader_of(self, queue: Queue) -> Any:
+        return self.readers.get(queue)
+
+    def may_deliver(self, queue: Queue) -> bool:
+        return queue in self.readers
+
+    def on_delivery_ended(self, messages: Sequence[Message], outcome: str, _: float) -> None:
+        self.outcomes.append((outcome, [message.queue for message in messages]))
+
+
+async def test_push_delivery_that_is_aborted_too_late_does_not_abort_the_next_one() -> None:
+    """After a stall, the look for it aborts the queue's deliveries while one of them is being settled."""
+    bodies: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError), closing(writer):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                bodies.append(await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0])))
+                writer.write(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % (500 if len(bodies) == 1 else 200))
+
+    def may_send(queue: Queue, _: float) -> bool:
+        if queue == A and bodies:
+            delivery.abort_deliveries(member.readers.pop(A))
+            return False
+        return True
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    push = {"port": server.sockets[0].getsockname()[1], "concurrency": 1}
+    settings = decode_settings(encode_settings("shop", a_spec(delivery={"push": push}), 30.0, None))
+    member: Any = _Member(settings, may_send)
+    delivery = PushDelivery(member, "127.0.0.1")
+    with closing(server):
+        for queue in (A, B):
+            delivery.offer(member.add_queue(queue))
+        async with asyncio.timeout(30):
+            while member.readers[B].window.unfinished_count:  # noqa: ASYNC110 - nothing to await
+                await asyncio.sleep(0.01)
+        await delivery.close()
+    assert bodies == [b"0", b"1"]
+    assert member.outcomes == [("cut", [A]), ("done", [B])]
