@@ -49,6 +49,15 @@ class WorkQueue:
 
         All calls during a reconcile of the group cause one more. An operator that does not lead enqueues nothing.
         """
+        self._schedule(key, max(seconds, COALESCE_SECONDS))
+
+    def enqueue_for_report(self, key: ObjectKey) -> None:
+        """Reconcile a group after a member's report: at once if its plan waits for no other member's report."""
+        queued = self.groups.get(key)
+        is_last = queued is not None and len(queued.group.members_to_poll) <= 1
+        self._schedule(key, 0.0 if is_last else COALESCE_SECONDS)
+
+    def _schedule(self, key: ObjectKey, seconds: float) -> None:
         queued = self.groups.get(key)
         if queued is None or not self._controller.is_leading or queued.group.body is None or seconds == inf:
             return
@@ -56,7 +65,6 @@ class WorkQueue:
             queued.requested_seconds = min(queued.requested_seconds, seconds)
             return
         loop = asyncio.get_running_loop()
-        seconds = max(seconds, COALESCE_SECONDS)
         if queued.timer:
             if queued.timer.when() <= loop.time() + seconds:
                 return
@@ -159,7 +167,7 @@ class Controller:
         """Add a group to the queue."""
         key = (group.namespace, group.name)
         poll = RateLimitedCall(lambda: self._tasks.start(self._poll_consumers(key)), CONSUMER_POLL_INTERVAL_SECONDS)
-        events = WatcherEvents(on_report_change=lambda: self.queue.enqueue(key), on_consumers_change=poll.request)
+        events = WatcherEvents(lambda: self.queue.enqueue_for_report(key), on_consumers_change=poll.request)
         watchers = ReportWatchers(group, self._reports, events, self._standing_polls)
         publisher = StatusPublisher(group, self._publisher_resources, lambda seconds: self.queue.enqueue(key, seconds))
         self.queue.groups[key] = QueuedGroup(group, watchers, publisher, AssignmentWriter(self._api, group))

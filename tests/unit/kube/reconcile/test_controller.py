@@ -10,7 +10,7 @@ import pytest
 from rota.aio import RETRY_PAUSES_SECONDS, BackgroundTasks
 from rota.kube.client.api import ConflictError, NoResponseError
 from rota.kube.client.objects import CustomResource, Metadata
-from rota.kube.reconcile.controller import WorkQueue
+from rota.kube.reconcile.controller import COALESCE_SECONDS, WorkQueue
 from rota.kube.reconcile.reconciler import QueuedGroup
 from rota.kube.state.group import Group
 
@@ -79,6 +79,20 @@ async def test_reconcile_during_which_a_group_changes_is_followed_by_one_more() 
     reconciles.released.set()
     await reconciles.finish_next()
     assert reconciles.count == 2
+
+
+@pytest.mark.parametrize("awaited", [{"m1"}, {"m1", "m2"}])
+async def test_reconcile_for_a_report_waits_only_while_other_reports_are_awaited(awaited: set[str]) -> None:
+    queue, queued = a_queue(Reconciles())
+    queued.group.members_to_poll = frozenset(awaited)
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    queue.enqueue_for_report(KEY)
+    assert queued.timer
+    if len(awaited) == 1:
+        assert queued.timer.when() <= loop.time()
+    else:
+        assert queued.timer.when() >= before + COALESCE_SECONDS
 
 
 @pytest.mark.parametrize("case", ["another operator leads", "it has no object", "it is unknown", "nothing will change"])
