@@ -7,6 +7,7 @@ settings have equal texts, so a hash of the text (`settings_digest`) tells which
 import hashlib
 import json
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -25,7 +26,7 @@ MAX_DURATION_SECONDS = 3.6e9  # the longest duration in a spec is 999,999 hours
 _SIDECAR_FIELDS = ("broker", "subscriptions", "message_model", "ordering", "start_from", "delivery", "paused")
 
 
-class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
+class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel", dict=True):
     """The settings of a group, as a sidecar reads them."""
 
     group: str  # its name at the broker
@@ -43,7 +44,7 @@ class GroupSettings(Struct, frozen=True, kw_only=True, rename="camel"):
         """Whether every member reads every queue, and keeps its own offsets."""
         return self.message_model == "Broadcasting"
 
-    @property
+    @cached_property
     def topics(self) -> frozenset[str]:
         """The subscribed topics."""
         return frozenset([subscription.topic for subscription in self.subscriptions])
