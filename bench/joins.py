@@ -135,7 +135,7 @@ async def _measure_cost() -> tuple[float, float]:
     watchers = []
     for number in range(GROUPS):
         group = _group(f"orders-{number}")
-        watchers.append(ReportWatchers(group, reports, WatcherEvents(lambda: None, lambda: None), limit))
+        watchers.append(ReportWatchers(group, reports, WatcherEvents(lambda _: None, lambda: None), limit))
         watchers[-1].update_polls()
     await asyncio.sleep(10.0)  # until all polls are held
     began = time.process_time()

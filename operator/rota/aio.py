@@ -1,4 +1,4 @@
-"""Asyncio helpers: clock, stalls, reads, timers, pauses, rate limits, background tasks, shielded writes, restarts."""
+"""Asyncio helpers: clock, stalls, timers, pauses, limits, reading, background tasks, shielded writes, restarts."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ MAX_RESTART_PAUSE_SECONDS = 30.0
 RECOVERED_AFTER_SECONDS = 60.0  # a restarted task that has run this long has recovered
 ITEMS_PER_TURN = 16  # items that are processed in one turn of the event loop
 RETRY_PAUSES_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after the first, second, … failure in a row; then the last
-RECEIVE_BUFFER_BYTES = 256 * 1024
+RECEIVE_BUFFER_BYTES = 256 * 1024  # as many as asyncio reads at once into bytes
 STALL_SECONDS = 5.0  # if the event loop ran nothing for longer, the process was stalled
 
 CallbackArgs = TypeVarTuple("CallbackArgs")
@@ -50,7 +50,8 @@ class ReceiverProtocol(asyncio.BufferedProtocol, ABC):
     """A protocol like asyncio.Protocol, whose received bytes arrive in a buffer that all connections share.
 
     With asyncio.Protocol, each read of a socket allocates 256 KiB first, which costs more than the read itself. The
-    event loop fills the buffer and passes its bytes on at once, so no two connections use it at the same time.
+    event loop passes the bytes on right after it has filled the buffer, with and without TLS, so no two connections of
+    a loop use it at the same time. A process may have one such loop only.
     """
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature

@@ -24,7 +24,7 @@ MAX_STANDING_POLLS = 1000  # of all groups; in further groups, only the periodic
 class WatcherEvents(NamedTuple):
     """The callbacks of a group's watchers."""
 
-    on_report_change: Callable[[], None]  # called when a report that may change the plan arrived, or a member is silent
+    on_report_change: Callable[[str], None]  # called with a member whose report may change the plan, or that is silent
     on_consumers_change: Callable[[], None]  # called when a member reports that consumers of the group joined or left
 
 
@@ -128,7 +128,7 @@ class ReportWatchers:
             pod_state = self._group.pods.get(name)
             if pod_state and pod_state.pod.metadata.uid == member.uid:
                 if pod_state.record_report(report, loop.time(), response.silent_since, response.ignored_reason):
-                    self._events.on_report_change()
+                    self._events.on_report_change(name)
                 if pod_state.take_new_notices():
                     self._events.on_consumers_change()
             # A member that already holds too many long polls responds at once: wait before the next one.

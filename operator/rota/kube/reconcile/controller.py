@@ -7,6 +7,7 @@ nothing is planned for it.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 from time import time
 
@@ -28,7 +29,8 @@ from rota.kube.state.stored_assignment import AssignmentLimits
 from rota.kube.workload.deployments import Deployments
 from rota.logs import group_fields
 
-COALESCE_SECONDS = 0.02  # delay of a reconcile, so that changes in quick succession cause only one
+# Delay of a reconcile, so that changes in quick succession cause only one; see `WorkQueue.enqueue_for_report`.
+COALESCE_SECONDS = 0.02
 # Least time between two polls of brokers for a group's consumers, if members report that these have changed.
 CONSUMER_POLL_INTERVAL_SECONDS = 1.0
 STALL_CHECK_SECONDS = 0.5  # between two checks whether this process was stalled (its event loop did not run)
@@ -51,11 +53,11 @@ class WorkQueue:
         """
         self._schedule(key, max(seconds, COALESCE_SECONDS))
 
-    def enqueue_for_report(self, key: ObjectKey) -> None:
-        """Reconcile a group after a member's report: at once if its plan waits for no other member's report."""
+    def enqueue_for_report(self, key: ObjectKey, member: str) -> None:
+        """Reconcile a group after a member's report: at once if the group's last plan waits for this member alone."""
         queued = self.groups.get(key)
-        is_last = queued is not None and len(queued.group.members_to_poll) <= 1
-        self._schedule(key, 0.0 if is_last else COALESCE_SECONDS)
+        is_only_one = queued is not None and queued.group.members_to_poll == {member}
+        self._schedule(key, 0.0 if is_only_one else COALESCE_SECONDS)
 
     def _schedule(self, key: ObjectKey, seconds: float) -> None:
         queued = self.groups.get(key)
@@ -93,7 +95,7 @@ class WorkQueue:
             _log.exception("Reconcile failed unexpectedly; retrying", extra=group_fields(*key, seconds=delay))
         finally:
             queued.is_running = False
-        self.enqueue(key, min(delay, queued.requested_seconds))
+        self._schedule(key, min(max(delay, COALESCE_SECONDS), queued.requested_seconds))
 
 
 class Controller:
@@ -167,7 +169,8 @@ class Controller:
         """Add a group to the queue."""
         key = (group.namespace, group.name)
         poll = RateLimitedCall(lambda: self._tasks.start(self._poll_consumers(key)), CONSUMER_POLL_INTERVAL_SECONDS)
-        events = WatcherEvents(lambda: self.queue.enqueue_for_report(key), on_consumers_change=poll.request)
+        on_report_change = partial(self.queue.enqueue_for_report, key)
+        events = WatcherEvents(on_report_change=on_report_change, on_consumers_change=poll.request)
         watchers = ReportWatchers(group, self._reports, events, self._standing_polls)
         publisher = StatusPublisher(group, self._publisher_resources, lambda seconds: self.queue.enqueue(key, seconds))
         self.queue.groups[key] = QueuedGroup(group, watchers, publisher, AssignmentWriter(self._api, group))

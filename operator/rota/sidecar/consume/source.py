@@ -71,14 +71,13 @@ class ChangeSignal:
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
     def notify(self) -> None:
-        """Wake the tasks whose conditions hold now."""
-        if self._waiting:
-            for woken, condition in [*self._waiting.items()]:
-                if not woken.done() and condition():
-                    woken.set_result(None)
+        """Wake the tasks whose conditions hold now; call this after each change of a state that conditions read."""
+        for waiter, condition in self._waiting.items():
+            if not waiter.done() and condition():
+                waiter.set_result(None)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds that depends on this queue's state."""
+        """Wait until a condition holds; it must only read state."""
         while not condition():
             await self._wait(condition)
 
@@ -89,12 +88,12 @@ class ChangeSignal:
                 await self._wait(lambda: True)
 
     async def _wait(self, condition: Callable[[], bool]) -> None:
-        woken = asyncio.get_running_loop().create_future()
-        self._waiting[woken] = condition
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = condition
         try:
-            await woken
+            await waiter
         finally:
-            del self._waiting[woken]
+            del self._waiting[waiter]
 
 
 class QueueSource:

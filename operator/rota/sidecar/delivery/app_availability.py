@@ -65,10 +65,10 @@ class AppAvailability:
 
     def _report_problem(self, outcome: DeliveryOutcome) -> None:
         """Report the problem that an outcome shows, and clear the others."""
-        is_problem = outcome in _PAUSES_SECONDS
-        if not is_problem and not self._is_problem_reported:
-            return
-        self._is_problem_reported = is_problem
+        is_away = outcome in _PAUSES_SECONDS
+        if not is_away and not self._is_problem_reported:
+            return  # most deliveries end here: two problems would be cleared that are not reported
+        self._is_problem_reported = is_away
         push = self._host.settings.delivery.push
         not_found = not_listening = ""
         if outcome is DeliveryOutcome.NOT_FOUND:

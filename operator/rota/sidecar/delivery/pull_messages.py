@@ -78,14 +78,15 @@ class OpenMessage(NamedTuple):
         return self.batch.delivery, self.message.offset
 
 
-_Group = list[OpenMessage]  # of one delivery and topic; such messages were handed out at the same time
+_CountedTogether = list[OpenMessage]  # of one delivery and topic; the messages of a delivery are handed out together
 
 
-def _group_by_delivery(entries: Iterable[OpenMessage]) -> list[_Group]:
-    groups: dict[tuple[OpenDelivery, str], _Group] = {}
+def _split_for_counting(entries: Iterable[OpenMessage]) -> list[_CountedTogether]:
+    """Split messages by delivery, because times are counted for each, and by topic, which metrics have as a label."""
+    parts: dict[tuple[OpenDelivery, str], _CountedTogether] = {}
     for entry in entries:
-        groups.setdefault((entry.batch.delivery, entry.message.topic), []).append(entry)
-    return [*groups.values()]
+        parts.setdefault((entry.batch.delivery, entry.message.topic), []).append(entry)
+    return [*parts.values()]
 
 
 class HandoutTracker:
@@ -149,11 +150,11 @@ class HandoutTracker:
 
     def ack(self, entries: Sequence[OpenMessage]) -> None:
         """Finish messages."""
-        groups = _group_by_delivery(entries)
-        self._count_outcomes(groups, DeliveryOutcome.DONE)
+        parts = _split_for_counting(entries)
+        self._count_outcomes(parts, DeliveryOutcome.DONE)
         for entry in entries:
             self._settlement.ack(entry.batch, entry.message)
-        self._on_ended(groups, "done")
+        self._on_ended(parts, "done")
 
     def nack(self, entries: Sequence[OpenMessage]) -> None:
         """Retry messages that the app rejects."""
@@ -166,10 +167,10 @@ class HandoutTracker:
         """
         to_send_back, reassigned = partition(entries, self._may_send)
         self._cut(reassigned)
-        self._count_outcomes(_group_by_delivery(to_send_back), _DELIVERY_OUTCOMES[outcome])
+        self._count_outcomes(_split_for_counting(to_send_back), _DELIVERY_OUTCOMES[outcome])
         exhausted, retried = partition(to_send_back, self._is_last_attempt)
-        self._on_ended(_group_by_delivery(retried), outcome)
-        self._on_ended(_group_by_delivery(exhausted), "dead")
+        self._on_ended(_split_for_counting(retried), outcome)
+        self._on_ended(_split_for_counting(exhausted), "dead")
         if to_send_back:
             self._being_sent_back.update(entry.key for entry in to_send_back)
             self._host.start_task(self._send_back(to_send_back))
@@ -216,7 +217,7 @@ class HandoutTracker:
     def _cut(self, entries: Sequence[OpenMessage]) -> None:
         """Return messages whose queue this member loses, or has lost, to their windows; no attempt is counted."""
         self._return_to_windows(entries)
-        self._on_ended(_group_by_delivery(entries), "cut")
+        self._on_ended(_split_for_counting(entries), "cut")
 
     def _return_to_windows(self, entries: Iterable[OpenMessage]) -> None:
         for entry in entries:
@@ -224,26 +225,26 @@ class HandoutTracker:
         # Drop these entries now, not only when the app names their IDs: their bodies would stay in memory until then.
         self._open_messages = {name: entry for name, entry in self._open_messages.items() if entry.is_open}
 
-    def _count_outcomes(self, groups: Sequence[_Group], outcome: DeliveryOutcome) -> None:
+    def _count_outcomes(self, parts: Sequence[_CountedTogether], outcome: DeliveryOutcome) -> None:
         """Count each message's outcome; call this before the message is settled, which changes its attempt number."""
         now = self._host.now()
         counts = self._host.delivery_counts
         topics = self._host.settings.topics
-        for group in groups:
-            first = group[0]
-            attempts = [(entry.message, entry.batch.window.attempt_number(entry.message)) for entry in group]
+        for part in parts:
+            first = part[0]
+            attempts = [(entry.message, entry.batch.window.attempt_number(entry.message)) for entry in part]
             counts.count(first.batch.queue, attempts, AppResponse(outcome), now)
-            counts.count_time(topic_label(first.message, topics), now - first.handed_out_at, len(group))
+            counts.count_time(topic_label(first.message, topics), now - first.handed_out_at, len(part))
 
-    def _on_ended(self, groups: Sequence[_Group], outcome: str) -> None:
+    def _on_ended(self, parts: Sequence[_CountedTogether], outcome: str) -> None:
         """Count ended messages, and wake their readers."""
         now = self._host.now()
-        for group in groups:
-            messages = [entry.message for entry in group]
-            seconds = now - group[0].handed_out_at
+        for part in parts:
+            messages = [entry.message for entry in part]
+            seconds = now - part[0].handed_out_at
             self._host.metrics.observe_delivery(seconds, messages)
             self._host.on_delivery_ended(messages, outcome, seconds)
-        self._wake_readers(chain.from_iterable(groups))
+        self._wake_readers(chain.from_iterable(parts))
 
     def _wake_readers(self, entries: Iterable[OpenMessage]) -> None:
         """Wake the readers that wait for room or for the end of a drain, and offer returned messages again."""

@@ -129,17 +129,18 @@ class BatchPoster:
 
 
 class _Worker:
-    """A task that delivers batches one after the other, until none is left."""
+    """The task that runs `PushDelivery._work`, and its batch."""
 
     def __init__(self, batch: Batch) -> None:
-        self.batch: Batch | None = batch  # the one in delivery
+        self.batch: Batch | None = batch  # the one in delivery; None between two batches
         self.task: asyncio.Task[None] | None = None
 
 
 class PushDelivery:
-    """Posts messages to the app, in as many tasks as there are concurrent deliveries.
+    """Posts messages to the app, each open delivery in a task of its own.
 
-    A task goes on with the next batch by itself: a new one for each batch would take several turns of the event loop.
+    A task goes on with the next batch, and ends when none may start: a new task for each batch would need several more
+    turns of the event loop.
     """
 
     def __init__(self, host: DeliveryHost, app_host: str) -> None:
@@ -214,24 +215,29 @@ class PushDelivery:
             result = await self._deliver(batch)
             worker.batch = None
             self._on_delivery_ended(batch, result)
-            if worker.task and worker.task.cancelling():  # too late for this batch, and it must not abort the next one
+            if worker.task and worker.task.cancelling():
+                # `abort_deliveries` cancelled this task while the batch was being settled. The pending cancellation
+                # would abort the next batch, which may be of another queue.
                 self._schedule_fill()
                 return
             worker.batch = self._next_batch()
-            if self._scheduler.has_ready or self._app.is_away:
+            if (
+                self._scheduler.has_ready or self._app.is_away
+            ):  # more deliveries may be possible, or none is left to try
                 self._schedule_fill()
 
     def _on_worker_ended(self, worker: _Worker, task: asyncio.Task[None]) -> None:
-        """Return the messages of a delivery that failed or was cancelled, maybe before it started."""
+        """If the task failed or was cancelled, maybe before it started, end its delivery and return the messages."""
         self._workers.discard(worker)
         error = None if task.cancelled() else task.exception()
         if error:
-            _log.error("A delivery failed", exc_info=error)
+            _log.error("A delivery of %s failed", worker.batch.queue if worker.batch else "messages", exc_info=error)
         if batch := worker.batch:
             unsettled = batch.delivery.messages
             self._settlement.return_messages(batch, unsettled, SEND_BACK_RETRY_SECONDS if error else 0.0)
             outcome = PushOutcome.FAILED if error else PushOutcome.ABORTED
             self._on_delivery_ended(batch, _DeliveryResult({outcome: unsettled}, self._host.now()))
+        if error or worker.batch:
             self._schedule_fill()
 
     # One delivery.

@@ -100,7 +100,7 @@ class DeliveryCounts:
             del self._failed[next(iter(self._failed))]
 
     def count_time(self, topic: str, seconds: float, number: int = 1) -> None:
-        """Count how long a number of deliveries were at the app."""
+        """Count a time at the app: of a delivery in mode Push, of a number of messages in mode Pull."""
         buckets = self._times.setdefault(topic, {})
         bucket = bucket_index(seconds)
         buckets[bucket] = buckets.get(bucket, 0) + number

@@ -48,9 +48,8 @@ async def test_report_of_an_awaited_member_is_read_again_after_an_unexpected_err
     group = a_group("m1")
     report_changed = asyncio.Event()
     group.members_to_poll = frozenset({"m1"})
-    watchers = ReportWatchers(
-        group, FailingOnce(), WatcherEvents(report_changed.set, report_changed.set), AdmissionLimit(0)
-    )
+    events = WatcherEvents(lambda _: report_changed.set(), report_changed.set)
+    watchers = ReportWatchers(group, FailingOnce(), events, AdmissionLimit(0))
     watchers.update_polls()
     await report_changed.wait()
     assert reports_of(group) == {"m1": a_report("m1")}
@@ -110,7 +109,7 @@ class Watch:
         for name, pod_state in self.group.pods.items():
             pod_state.update_pod(with_readiness(pod_state.pod, "True"), 1.0)
             pod_state.record_report(reports.report(f"uid-{name}"), 1.0, 1.0)
-        events = WatcherEvents(lambda: None, self.consumers_changed.set)
+        events = WatcherEvents(lambda _: None, self.consumers_changed.set)
         self.watchers = ReportWatchers(self.group, reports, events, limit or AdmissionLimit(10))
 
     async def stop(self) -> None:

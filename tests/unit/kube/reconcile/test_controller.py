@@ -81,18 +81,33 @@ async def test_reconcile_during_which_a_group_changes_is_followed_by_one_more() 
     assert reconciles.count == 2
 
 
-@pytest.mark.parametrize("awaited", [{"m1"}, {"m1", "m2"}])
-async def test_reconcile_for_a_report_waits_only_while_other_reports_are_awaited(awaited: set[str]) -> None:
+@pytest.mark.parametrize("awaited", [{"m1"}, {"m1", "m2"}, {"m2"}, set()], ids=str)
+async def test_reconcile_follows_a_report_at_once_if_no_other_one_is_awaited(awaited: set[str]) -> None:
     queue, queued = a_queue(Reconciles())
     queued.group.members_to_poll = frozenset(awaited)
     loop = asyncio.get_running_loop()
     before = loop.time()
-    queue.enqueue_for_report(KEY)
+    queue.enqueue_for_report(KEY, "m1")
     assert queued.timer
-    if len(awaited) == 1:
+    if awaited == {"m1"}:
         assert queued.timer.when() <= loop.time()
     else:
         assert queued.timer.when() >= before + COALESCE_SECONDS
+
+
+async def test_reconcile_follows_at_once_if_the_only_awaited_report_arrives_during_a_reconcile() -> None:
+    reconciles = Reconciles()
+    queue, queued = a_queue(reconciles)
+    queued.group.members_to_poll = frozenset({"m1"})
+    reconciles.released.clear()
+    queue.enqueue(KEY)
+    await reconciles.finish_next()
+    queue.enqueue(KEY)
+    queue.enqueue_for_report(KEY, "m1")
+    reconciles.released.set()
+    await asyncio.sleep(0)
+    assert queued.timer
+    assert queued.timer.when() <= asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize("case", ["another operator leads", "it has no object", "it is unknown", "nothing will change"])

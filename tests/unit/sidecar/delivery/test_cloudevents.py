@@ -184,13 +184,17 @@ def test_cloudevent_reports_damage_of_the_message_body() -> None:
 
 
 def test_cloudevent_header_cache_excludes_long_topics() -> None:
-    cloudevents._queue_header_lines.cache_clear()
+    caches = (cloudevents._queue_header_lines, cloudevents._queue_attributes)
+    for cache in caches:
+        cache.cache_clear()
     broker = "broker-a"
     longest = cloudevents.MAX_CACHED_CHARACTERS - len(broker)
     for length in (longest, longest + 1):
         topic = "t" * length
-        assert headers(a_message(queue=Queue(topic, broker, 0)))["ce-rocketmqtopic"] == topic
-    assert cloudevents._queue_header_lines.cache_info().currsize == 1
+        message = a_message(queue=Queue(topic, broker, 0))
+        assert headers(message)["ce-rocketmqtopic"] == topic
+        assert events((message, 1))[0]["rocketmqtopic"] == topic
+    assert [cache.cache_info().currsize for cache in caches] == [1, 1]
 
 
 def test_cloudevent_headers_follow_the_queue_and_the_generation_of_each_message() -> None:
