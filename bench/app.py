@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
-_LENGTH = re.compile(rb"content-length: (\d+)\r\n")
+_LENGTH = re.compile(rb"ontent-[Ll]ength: (\d+)\r\n")  # Rota writes a lower-case C, Java's client an upper-case one
 
 
 class App(asyncio.Protocol):
-    """A connection of the sidecar."""
+    """A connection of the sidecar, or of another client that posts messages."""
 
     transport: asyncio.Transport
 

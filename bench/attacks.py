@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
+from bench.bench_member import QUEUES, TOPIC, BenchMember
 from bench.measure import Row, Sample
 from bench.memory import MEBIBYTE, RUN_SECONDS, RUNS, format_peaks, memory_limit
 from bench.scale import GROUPS, Scale, scaled
-from bench.sidecar import QUEUES, TOPIC, BenchMember
 from ground.instance import temporary
 from ground.poll import soon
 from ground.rocketmq import RocketMQ

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from bench.bench_member import QUEUES, BenchMember
 from bench.measure import Row, Sample
-from bench.sidecar import QUEUES, BenchMember
 from ground.instance import temporary
 from ground.memory_limit import MemoryLimit
 from ground.report import Missing

@@ -1,20 +1,20 @@
-"""The sidecar compared with the Java push consumer: the same messages from the same broker, in one run.
+"""The sidecar compared with Java's push consumer: the same messages from the same broker, in one run.
 
-Ours are processes as in a pod: a sidecar, and a small app on the other core. The peer is the reference client with a
-listener that only counts, in one process, without an app. Rates count from the first message to the last.
+Ours are processes as in a pod: a sidecar, and a small app on the other core. One peer is the reference client with a
+listener that only counts, in one process, without an app: the least that a consumer can do. The other peer does the
+sidecar's work: a Java push consumer that posts each message to the same app. Rates count from the first message to the
+last.
 """
 
 import os
 import re
 import statistics
-import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.bench_member import QUEUES, TOPIC, BenchMember, Delivered, HttpBridge
 from bench.measure import Row, Sample
 from ground import peers
 from ground.instance import Process, temporary
@@ -22,20 +22,25 @@ from ground.poll import eventually
 from ground.report import Missing
 from ground.rocketmq import RocketMQ
 from rota.brokers.port import queues_of
-from rota.documents import Assignment, Share, encode_assignment
 from rota.model import Queue
-from rota.signing import KEY_BYTES
-from rota.spec import parse_group
-from rota.spec.resolved import encode_settings
 
-TOPIC = "bench"
-QUEUES = 16
 MESSAGES = 300_000
 PASSES = 3
 MILLION = 1_000_000
 RATE = 1000  # messages a second
 LATENCY_MESSAGES = 20_000
 TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class _Consumed(NamedTuple):
+    """One pass over the topic: wall-clock and CPU seconds for a million messages, and the peak memory in MB."""
+
+    seconds: float
+    work: float
+    loaded: int
+
+
+Runs = Sequence[_Consumed]
 
 
 def rows() -> Iterator[Row]:
@@ -58,33 +63,32 @@ def _measure_throughput(rocketmq: RocketMQ) -> Iterator[Row]:
     single = [_measure_member(rocketmq, f"single-{number}", messages=MESSAGES // 4) for number in range(PASSES)]
     pulled = [_measure_member(rocketmq, f"asked-{number}", mode="Pull") for number in range(PASSES)]
     java = [_measure_java(rocketmq, f"java-{number}") for number in range(PASSES)]
-    java_seconds, java_cpu_seconds, java_peaks = zip(*java, strict=True)
-    peaks: list[int] = []
-    for what, runs, target in (
-        ("pushed to an app, 32 at a time", batch, "≥ 10,000/s"),
-        ("pushed to an app, one at a time", single, "≥ 3,000/s"),
-        ("polled by an app, 32 at a time", pulled, "≥ 15,000/s"),
-    ):
-        seconds, cpu_seconds, run_peaks = zip(*runs, strict=True)
-        peaks += run_peaks
-        ours = Sample(seconds)
-        theirs = Sample(java_seconds)
-        rates = f"{MILLION / ours.median:,.0f} / {MILLION / theirs.median:,.0f} messages a second"
-        yield Row(f"a million messages of 1 KiB {what}: {rates}", ours, theirs, target)
-        label = "the same, CPU time (without the app's)"
-        yield Row(label, Sample(cpu_seconds), Sample(java_cpu_seconds))
-    loaded = f"{max(peaks)} MB; Java {max(java_peaks)} MB"
+    bridge = [_measure_bridge(rocketmq, f"bridge-{number}") for number in range(PASSES)]
+    yield from _throughput_rows("pushed to an app, 32 at a time", batch, java, "≥ 10,000/s")
+    yield from _throughput_rows("pushed to an app, one at a time", single, java, "≥ 3,000/s")
+    yield from _throughput_rows("polled by an app, 32 at a time", pulled, java, "≥ 15,000/s")
+    yield from _throughput_rows("pushed to an app, both by HTTP, one at a time", single, bridge)
+    loaded = f"{_peak([*batch, *single, *pulled])} MB; Java {_peak(java)} MB"
     idle = _measure_idle_memory(rocketmq)
     what = f"resident memory, idle with {QUEUES} queues: {idle} MB; at most in the runs above: {loaded}"
     yield Row(what, Sample([0.0]), target="≤ 60 MB; ≤ 200 MB")
+    loaded = f"{_peak(single)} MB; Java {_peak(bridge)} MB"
+    idle_java = _measure_idle_bridge(rocketmq)
+    what = f"resident memory, both by HTTP, one at a time: at most {loaded}; Java idle: {idle_java} MB"
+    yield Row(what, Sample([0.0]))
 
 
-class _Consumed(NamedTuple):
-    """One pass over the topic: wall-clock and CPU seconds for a million messages, and the peak memory in MB."""
+def _throughput_rows(what: str, ours: Runs, peer: Runs, target: str = "") -> Iterator[Row]:
+    seconds = Sample([run.seconds for run in ours])
+    peer_seconds = Sample([run.seconds for run in peer])
+    rates = f"{MILLION / seconds.median:,.0f} / {MILLION / peer_seconds.median:,.0f} messages a second"
+    yield Row(f"a million messages of 1 KiB {what}: {rates}", seconds, peer_seconds, target)
+    cpu_seconds = Sample([run.work for run in ours])
+    yield Row("the same, CPU time (without the app's)", cpu_seconds, Sample([run.work for run in peer]))
 
-    seconds: float
-    work: float
-    loaded: int
+
+def _peak(runs: Runs) -> int:
+    return max(run.loaded for run in runs)
 
 
 def _measure_member(rocketmq: RocketMQ, group: str, messages: int = MESSAGES, **push: Any) -> _Consumed:
@@ -115,13 +119,26 @@ def _measure_java(rocketmq: RocketMQ, group: str) -> _Consumed:
     peer = peers.push_consumer(rocketmq, group, TOPIC, quiet=True, batch=32)
     process = rocketmq.instance.process(peer.program)
     assert process  # noqa: S101 - it was just started
-
-    def count() -> int:
-        counts = peer.lines("count")
-        return int(counts[-1]["count"]) if counts else 0
-
-    result = _measure_rate(count, MESSAGES, process)
+    result = _measure_rate(lambda: peer.count, MESSAGES, process)
     peer.stop()
+    return result
+
+
+def _measure_bridge(rocketmq: RocketMQ, group: str) -> _Consumed:
+    bridge = HttpBridge(rocketmq, group)
+    result = _measure_rate(bridge.done, MESSAGES, bridge.process)
+    bridge.end()
+    return result
+
+
+def _measure_idle_bridge(rocketmq: RocketMQ) -> int:
+    """Return the resident memory in MB of a Java consumer that owns queues without messages."""
+    rocketmq.create_topic("idle", QUEUES)
+    bridge = HttpBridge(rocketmq, "idle-bridge", "idle")
+    bridge.wait_for_queues()
+    time.sleep(5)
+    result = _megabytes(bridge.process.pid, "VmRSS")
+    bridge.end()
     return result
 
 
@@ -142,21 +159,44 @@ def _measure_rate(count: Callable[[], int], messages: int, process: Process) -> 
 
 
 def _measure_latency(rocketmq: RocketMQ) -> Iterator[Row]:
-    for topic in ("ours", "java"):
+    for topic in ("ours", "java", "bridge"):
         rocketmq.create_topic(topic, QUEUES)
+    ours = _sidecar_latencies(rocketmq)
+    java = _java_latencies(rocketmq)
+    bridge = _bridge_latencies(rocketmq)
+    label = f"from sending to the app, {RATE:,} messages a second"
+    for what, share, target in (("p50", 50, "≤ 5 ms"), ("p99", 99, "≤ 50 ms")):
+        yield Row(f"{label}: {what}", _percentile(ours, share), _percentile(java, share), target)
+    for what, share in (("p50", 50), ("p99", 99)):
+        yield Row(f"{label}, both by HTTP: {what}", _percentile(ours, share), _percentile(bridge, share))
+
+
+def _sidecar_latencies(rocketmq: RocketMQ) -> list[float]:
     member = BenchMember(rocketmq, "latency-ours", topic="ours", log=True, startFrom={"position": "Latest"})
     member.give(1, _queues("ours"))
     _send_messages(rocketmq, "ours")
     member.end()
-    ours = [delivery.at - delivery.sent for delivery in member.deliveries()]
+    return _latencies(member.deliveries())
+
+
+def _java_latencies(rocketmq: RocketMQ) -> list[float]:
     java = peers.push_consumer(rocketmq, "latency-java", "java")
     eventually(lambda: java.lines("rebalance"), 60)  # usually at once, otherwise after 20 s
     _send_messages(rocketmq, "java")
     java.stop()
-    theirs = [line["at"] / 1e6 - line["born"] / 1000 for line in java.lines("message")]
-    for what, share, target in (("p50", 50, "≤ 5 ms"), ("p99", 99, "≤ 50 ms")):
-        label = f"from sending to the app, {RATE:,} messages a second: {what}"
-        yield Row(label, _percentile(ours, share), _percentile(theirs, share), target)
+    return [line["at"] / 1e6 - line["born"] / 1000 for line in java.lines("message")]
+
+
+def _bridge_latencies(rocketmq: RocketMQ) -> list[float]:
+    bridge = HttpBridge(rocketmq, "latency-bridge", "bridge", log=True)
+    bridge.wait_for_queues()
+    _send_messages(rocketmq, "bridge")
+    bridge.end()
+    return _latencies(bridge.deliveries())
+
+
+def _latencies(deliveries: Iterable[Delivered]) -> list[float]:
+    return [delivery.at - delivery.sent for delivery in deliveries]
 
 
 def _send_messages(rocketmq: RocketMQ, topic: str) -> None:
@@ -171,104 +211,6 @@ def _percentile(seconds: list[float], share: int) -> Sample:
     fifth = len(seconds) // 5
     parts = [seconds[number * fifth : (number + 1) * fifth] for number in range(1, 5)]
     return Sample([statistics.quantiles(part, n=100)[share - 1] for part in parts])
-
-
-# A member as processes.
-
-
-class Delivered:
-    """A delivery as the app logged it."""
-
-    def __init__(self, line: str) -> None:
-        """Parse a line of the app's log."""
-        at, self.number, queue, sent = line.split()
-        self.at = int(at) / 1e6
-        self.queue = int(queue)
-        self.sent = datetime.fromisoformat(sent).astimezone(UTC).timestamp()
-
-
-class BenchMember:
-    """A sidecar and its app; a folder stands for the pod's mounted ConfigMap."""
-
-    _count = 0
-
-    def __init__(
-        self, rocketmq: RocketMQ, group: str, *, topic: str = TOPIC, log: bool = False, **options: Any
-    ) -> None:
-        """Start both; the member owns no queues yet."""
-        BenchMember._count += 1
-        self.name = f"member-{BenchMember._count}"
-        self.instance = rocketmq.instance
-        self.address = self.instance.address(100 + BenchMember._count)
-        self.folder = self.instance.folder / self.name
-        self._log = self.folder / "deliveries"
-        start = options.pop("startFrom", {"position": "Earliest"})
-        mode = options.pop("mode", "Push")
-        program = options.pop("program", ("-m", "rota.sidecar"))
-        spec = {
-            "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
-            "subscriptions": [{"topic": topic}],
-            "group": group,
-            "startFrom": start,
-            "delivery": {"mode": mode, "push": options},
-        }
-        for folder in ("documents", "state", "key"):
-            (self.folder / folder).mkdir(parents=True)
-        (self.folder / "key/current").write_bytes(os.urandom(KEY_BYTES))
-        settings = encode_settings(group, parse_group({"metadata": {"name": group}, "spec": spec}), 30, None)
-        (self.folder / "documents/group.json").write_text(settings)
-        root = Path(__file__).parent.parent
-        app = [sys.executable, "-m", "bench.app", self.address, "8080", *([str(self._log)] if log else [])]
-        env = {
-            "POD_NAME": self.name,
-            "POD_NAMESPACE": "bench",
-            "POD_UID": f"uid-{self.name}",
-            "POD_IP": self.address,
-            "ROTA_LOCAL": self.address,
-            "ROTA_DOCUMENTS": str(self.folder / "documents"),
-            "ROTA_STATE": str(self.folder / "state"),
-            "ROTA_KEY": str(self.folder / "key"),
-        }
-        self.process = self.instance.start(self.name, [sys.executable, *program], env=env)
-        self.instance.wait(self.name, lambda: bool(self.get("healthz")), 30, "the sidecar")
-        if mode == "Pull":
-            app = [sys.executable, "-m", "bench.asker", self.address]
-        self.instance.start(f"{self.name}-app", app, cwd=root)
-
-    def give(self, generation: int, queues: Sequence[Queue]) -> None:
-        """Write an assignment that gives these queues to the member."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        members = {self.name: Share(f"uid-{self.name}", tuple(queues))}
-        document = Assignment(group="bench/bench", generation=generation, issued_at=now, members=members)
-        for name, text in encode_assignment(document).items():
-            new = self.folder / f"documents/{name}.new"
-            new.write_text(text) if isinstance(text, str) else new.write_bytes(text)
-            new.rename(self.folder / "documents" / name)
-
-    def get(self, path: str) -> str:
-        """Return a response of the sidecar, or an empty text if it does not respond."""
-        try:
-            with urllib.request.urlopen(f"http://{self.address}:9911/{path}", timeout=5) as response:
-                text: str = response.read().decode()
-        except OSError:
-            return ""
-        return text
-
-    def done(self) -> int:
-        """Return how many messages the sidecar has delivered."""
-        counts = re.findall(
-            r'^rota_sidecar_messages_total\{[^}]*outcome="done"[^}]*\} (\S+)$', self.get("metrics"), re.MULTILINE
-        )
-        return round(sum(map(float, counts)))
-
-    def deliveries(self) -> list[Delivered]:
-        """Return the app's log; it is complete once both processes have ended."""
-        return list(map(Delivered, self._log.read_text().splitlines()))
-
-    def end(self) -> None:
-        """Stop the sidecar gracefully, then the app."""
-        self.instance.stop(self.name, grace=30)
-        self.instance.stop(f"{self.name}-app")
 
 
 def _cpu_seconds(pid: int) -> float:

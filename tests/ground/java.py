@@ -27,6 +27,7 @@ COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies
 # Measured programs run as in production: all compilers, Java's default collector, a large heap.
 SMALL = ("-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 MEASURED = ("-Xms2g", "-Xmx2g")
+BRIDGE = ("-Xms32m", "-Xmx256m", "-XX:+UseSerialGC")  # all compilers, in the memory of a small pod
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,12 @@ class Peer:
         """Whether a producer has sent all messages."""
         return bool(self.lines("done"))
 
+    @property
+    def count(self) -> int:
+        """How many messages a quiet consumer has counted."""
+        counts = self.lines("count")
+        return int(counts[-1]["count"]) if counts else 0
+
     def stop(self) -> None:
         """End the peer in good order: a consumer commits and leaves its group."""
         self.instance.stop(self.program)
@@ -53,6 +59,14 @@ def producer(rocketmq: RocketMQ, topic: str, count: int, **options: object) -> P
 def push_consumer(rocketmq: RocketMQ, group: str, topic: str, **options: object) -> Peer:
     """Start a push consumer; `java/PushConsumer.java` names its options."""
     return _start(rocketmq, "PushConsumer", group=group, topic=topic, **options)
+
+
+def http_bridge(rocketmq: RocketMQ, group: str, topic: str, url: str, **options: object) -> Peer:
+    """Start a push consumer that posts each message to an app and counts it, compiled as in production."""
+    words = _words(rocketmq, group=group, topic=topic, post=url, quiet=True, **options)
+    path = java.class_path(java.classes())
+    argv = java.command("PushConsumer", *words, home=rocketmq.folder, path=path, level="WARN", tuning=java.BRIDGE)
+    return _run(rocketmq, "PushConsumer", argv)
 
 
 def lite_pull(rocketmq: RocketMQ, topic: str, count: int, **options: object) -> Peer:

@@ -20,16 +20,19 @@ import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
  * (CLUSTERING, BROADCASTING), orderly=true, strategy (AVG, AVG_BY_CIRCLE, CONSISTENT_HASH), instance (the client id is
  * ip@instance), from=last, threads, poll (of routes, milliseconds), work (milliseconds a message), failEvery (n: every nth
  * number fails the first time), quiet=true (looks at no message, and tells ten times a second how many there were),
- * batch (of messages for one call of the listener).
+ * batch (of messages for one call of the listener), post (URL of an app: each message is posted there, fails unless the
+ * app responds 2xx, and with quiet=true is counted then).
  */
 public final class PushConsumer {
     private static final long TELL_MILLIS = 100;
 
     private final Peer peer;
     private final LongAdder count = new LongAdder();
+    private final AppPoster app;
 
     private PushConsumer(Peer peer) {
         this.peer = peer;
+        app = peer.text("post").isEmpty() ? null : new AppPoster(peer.text("post"));
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -82,13 +85,18 @@ public final class PushConsumer {
     }
 
     private boolean taken(List<MessageExt> messages) {
-        if (peer.asked("quiet")) {
-            count.add(messages.size());
-            return true;
-        }
         boolean all = true;
-        for (MessageExt message : messages) {
-            all &= taken(message);
+        if (app != null) {
+            for (MessageExt message : messages) {
+                all &= app.post(message);
+            }
+        } else if (!peer.asked("quiet")) {
+            for (MessageExt message : messages) {
+                all &= taken(message);
+            }
+        }
+        if (all) {
+            count.add(messages.size());
         }
         return all;
     }
