@@ -3,13 +3,18 @@
 It implements as little HTTP as necessary, because the benchmark measures the sidecar. A line of the log has a message's
 time of delivery, its number (the first word of its body), its queue, and its send time. A redelivered message is from
 the retry topic and not from one of the topic's queues: its queue is logged as -1.
+
+Dapr sends a message as one JSON text without its send time, which is then the second word of the body.
 """
 
 import asyncio
+import json
 import os
 import re
 import sys
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 ANSWER = b"HTTP/1.1 204 No Content\r\n\r\n"
@@ -46,14 +51,27 @@ class App(asyncio.Protocol):
 
     @staticmethod
     def _note(log: int, head: bytes, body: bytes) -> None:
+        at_us = time.time_ns() // 1000
         fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
-        entry = b"%d %s %s %s\n" % (
-            time.time_ns() // 1000,
-            body.split(b" ", 1)[0],
-            fields[b"ce-rocketmqqueue"] if fields[b"ce-rotaattempt"] == b"1" else b"-1",
-            fields[b"ce-time"],
-        )
-        os.write(log, entry)  # unbuffered: the app may be killed at any time
+        if b"ce-id" in fields:
+            entry = _binary_entry(fields, body)
+        elif b"Pubsubname" in fields:
+            entry = _dapr_entry(fields, body)
+        else:
+            return  # Dapr asks for the app's configuration
+        os.write(log, b"%d %s\n" % (at_us, entry))  # unbuffered: the app may be killed at any time
+
+
+def _binary_entry(fields: Mapping[bytes, bytes], body: bytes) -> bytes:
+    number = body.split(b" ", 1)[0]
+    queue = fields[b"ce-rocketmqqueue"] if fields[b"ce-rotaattempt"] == b"1" else b"-1"
+    return b"%s %s %s" % (number, queue, fields[b"ce-time"])
+
+
+def _dapr_entry(fields: Mapping[bytes, bytes], body: bytes) -> bytes:
+    number, sent_ms = json.loads(body)["data"].split(maxsplit=2)[:2]
+    sent = datetime.fromtimestamp(int(sent_ms) / 1000, UTC).isoformat()
+    return b"%s %s %s" % (number.encode(), fields[b"Rocketmq-Queue-Id"], sent.encode())
 
 
 async def main(address: str, port: str, log: str = "") -> None:

@@ -1,9 +1,9 @@
 """The sidecar compared with Java's push consumer: the same messages from the same broker, in one run.
 
 Ours are processes as in a pod: a sidecar, and a small app on the other core. One peer is the reference client with a
-listener that only counts, in one process, without an app: the least that a consumer can do. The other peer does the
-sidecar's work: a Java push consumer that posts each message to the same app. Rates count from the first message to the
-last.
+listener that only counts, in one process, without an app: the least that a consumer can do. Other peers do the
+sidecar's work: a Java push consumer that posts each message to the same app, and Dapr's sidecar, if there is one. Rates
+count from the first message to the last.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.bench_member import QUEUES, TOPIC, BenchMember, Delivered, HttpBridge
+from bench.dapr import DaprSidecar, find_daprd
 from bench.measure import Row, Sample
 from ground import peers
 from ground.instance import Process, temporary
@@ -29,6 +30,7 @@ PASSES = 3
 MILLION = 1_000_000
 RATE = 1000  # messages a second
 LATENCY_MESSAGES = 20_000
+DAPR_PAUSES_MS = (100, 1)  # between two pulls of a queue: Dapr's default, and the fastest
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,7 +50,8 @@ def rows() -> Iterator[Row]:
     with temporary("bench-sidecar") as instance:
         rocketmq = RocketMQ(instance)
         rocketmq.up()
-        rocketmq.create_topic(TOPIC, QUEUES)
+        for topic in (TOPIC, "idle"):
+            rocketmq.create_topic(topic, QUEUES)
         filler = peers.lite_pull(rocketmq, TOPIC, MESSAGES, fill=True)
         eventually(lambda: filler.done, 300)
         yield from _measure_throughput(rocketmq)
@@ -76,6 +79,18 @@ def _measure_throughput(rocketmq: RocketMQ) -> Iterator[Row]:
     idle_java = _measure_idle_bridge(rocketmq)
     what = f"resident memory, both by HTTP, one at a time: at most {loaded}; Java idle: {idle_java} MB"
     yield Row(what, Sample([0.0]))
+    if find_daprd():
+        yield from _measure_dapr_throughput(rocketmq, single)
+
+
+def _measure_dapr_throughput(rocketmq: RocketMQ, single: Runs) -> Iterator[Row]:
+    for pause_ms in DAPR_PAUSES_MS:
+        runs = [_measure_dapr(rocketmq, f"dapr-{pause_ms}-{number}", pause_ms) for number in range(PASSES)]
+        what = f"pushed to an app, both by HTTP, one at a time, Dapr pulls every {pause_ms} ms"
+        yield from _throughput_rows(what, single, runs)
+        idle = _measure_idle_dapr(rocketmq, pause_ms)
+        what = f"resident memory of Dapr that pulls every {pause_ms} ms: at most {_peak(runs)} MB; idle: {idle} MB"
+        yield Row(what, Sample([0.0]))
 
 
 def _throughput_rows(what: str, ours: Runs, peer: Runs, target: str = "") -> Iterator[Row]:
@@ -126,14 +141,13 @@ def _measure_java(rocketmq: RocketMQ, group: str) -> _Consumed:
 
 def _measure_bridge(rocketmq: RocketMQ, group: str) -> _Consumed:
     bridge = HttpBridge(rocketmq, group)
-    result = _measure_rate(bridge.done, MESSAGES, bridge.process)
+    result = _measure_rate(bridge.done, MESSAGES, bridge.process, warm_up=MESSAGES // 3)  # the JVM compiles for so long
     bridge.end()
     return result
 
 
 def _measure_idle_bridge(rocketmq: RocketMQ) -> int:
     """Return the resident memory in MB of a Java consumer that owns queues without messages."""
-    rocketmq.create_topic("idle", QUEUES)
     bridge = HttpBridge(rocketmq, "idle-bridge", "idle")
     bridge.wait_for_queues()
     time.sleep(5)
@@ -142,8 +156,25 @@ def _measure_idle_bridge(rocketmq: RocketMQ) -> int:
     return result
 
 
-def _measure_rate(count: Callable[[], int], messages: int, process: Process) -> _Consumed:
-    eventually(lambda: count() > messages // 10)
+def _measure_dapr(rocketmq: RocketMQ, group: str, pause_ms: int) -> _Consumed:
+    dapr = DaprSidecar(rocketmq, group, pull_pause_ms=pause_ms)
+    result = _measure_rate(dapr.done, MESSAGES // 4, dapr.process)
+    dapr.end()
+    return result
+
+
+def _measure_idle_dapr(rocketmq: RocketMQ, pause_ms: int) -> int:
+    """Return the resident memory in MB of a daprd that owns queues without messages."""
+    dapr = DaprSidecar(rocketmq, f"idle-dapr-{pause_ms}", "idle", pull_pause_ms=pause_ms)
+    time.sleep(10)  # it starts to consume after a second
+    result = _megabytes(dapr.process.pid, "VmRSS")
+    dapr.end()
+    return result
+
+
+def _measure_rate(count: Callable[[], int], messages: int, process: Process, *, warm_up: int = 0) -> _Consumed:
+    first_messages = warm_up or messages // 10
+    eventually(lambda: count() > first_messages)
     first_count = count()
     started = time.monotonic()
     cpu_started = _cpu_seconds(process.pid)
@@ -159,16 +190,22 @@ def _measure_rate(count: Callable[[], int], messages: int, process: Process) -> 
 
 
 def _measure_latency(rocketmq: RocketMQ) -> Iterator[Row]:
-    for topic in ("ours", "java", "bridge"):
+    for topic in ("ours", "java", "bridge", *map(_dapr_topic, DAPR_PAUSES_MS)):
         rocketmq.create_topic(topic, QUEUES)
     ours = _sidecar_latencies(rocketmq)
-    java = _java_latencies(rocketmq)
-    bridge = _bridge_latencies(rocketmq)
-    label = f"from sending to the app, {RATE:,} messages a second"
-    for what, share, target in (("p50", 50, "≤ 5 ms"), ("p99", 99, "≤ 50 ms")):
-        yield Row(f"{label}: {what}", _percentile(ours, share), _percentile(java, share), target)
-    for what, share in (("p50", 50), ("p99", 99)):
-        yield Row(f"{label}, both by HTTP: {what}", _percentile(ours, share), _percentile(bridge, share))
+    yield from _latency_rows("", ours, _java_latencies(rocketmq), ("≤ 5 ms", "≤ 50 ms"))
+    yield from _latency_rows(", both by HTTP", ours, _bridge_latencies(rocketmq))
+    for pause_ms in DAPR_PAUSES_MS if find_daprd() else ():
+        what = f", both by HTTP, Dapr pulls every {pause_ms} ms"
+        yield from _latency_rows(what, ours, _dapr_latencies(rocketmq, pause_ms))
+
+
+def _latency_rows(
+    what: str, ours: list[float], peer: list[float], targets: tuple[str, str] = ("", "")
+) -> Iterator[Row]:
+    for share, target in zip((50, 99), targets, strict=True):
+        label = f"from sending to the app, {RATE:,} messages a second{what}: p{share}"
+        yield Row(label, _percentile(ours, share), _percentile(peer, share), target)
 
 
 def _sidecar_latencies(rocketmq: RocketMQ) -> list[float]:
@@ -195,13 +232,25 @@ def _bridge_latencies(rocketmq: RocketMQ) -> list[float]:
     return _latencies(bridge.deliveries())
 
 
+def _dapr_latencies(rocketmq: RocketMQ, pause_ms: int) -> list[float]:
+    topic = _dapr_topic(pause_ms)
+    dapr = DaprSidecar(rocketmq, f"latency-{topic}", topic, pull_pause_ms=pause_ms, log=True)
+    _send_messages(rocketmq, topic)
+    dapr.end()
+    return _latencies(dapr.deliveries())
+
+
+def _dapr_topic(pause_ms: int) -> str:
+    return f"dapr-{pause_ms}"
+
+
 def _latencies(deliveries: Iterable[Delivered]) -> list[float]:
     return [delivery.at - delivery.sent for delivery in deliveries]
 
 
 def _send_messages(rocketmq: RocketMQ, topic: str) -> None:
     time.sleep(5)  # the consumer owns its queues by now; give it time to start pulling
-    producer = peers.producer(rocketmq, topic, LATENCY_MESSAGES, rate=RATE, size=1024)
+    producer = peers.producer(rocketmq, topic, LATENCY_MESSAGES, rate=RATE, size=1024, stamped=True)
     eventually(lambda: producer.done)
     time.sleep(2)
 

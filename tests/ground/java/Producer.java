@@ -8,8 +8,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * Sends numbered messages, one after the other: nameServer, topic, count; optionally first, size (bytes), rate (a second),
- * tags (a,b: in turn), sharded=true (number modulo queues), poll (of routes, milliseconds). A message that is refused is
- * sent again until it is taken.
+ * tags (a,b: in turn), sharded=true (number modulo queues), poll (of routes, milliseconds), stamped=true (the time, in
+ * milliseconds, follows the number in the body). A message that is refused is sent again until it is taken.
  */
 public final class Producer {
     private static final MessageQueueSelector BY_NUMBER = (queues, message, number) -> {
@@ -60,9 +60,10 @@ public final class Producer {
     }
 
     private Message message(int number) {
-        byte[] body = new byte[Math.max(peer.number("size", 100), 11)];
+        String words = peer.asked("stamped") ? number + " " + System.currentTimeMillis() : Integer.toString(number);
+        byte[] start = words.getBytes(StandardCharsets.US_ASCII);
+        byte[] body = new byte[Math.max(peer.number("size", 100), Math.max(start.length + 1, 11))];
         Arrays.fill(body, (byte) ' ');
-        byte[] start = Integer.toString(number).getBytes(StandardCharsets.US_ASCII);
         System.arraycopy(start, 0, body, 0, start.length);
         Message message = new Message(peer.text("topic"), body);
         message.setKeys(Integer.toString(number));
