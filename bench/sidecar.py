@@ -11,6 +11,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,16 +63,15 @@ def rows() -> Iterator[Row]:
 
 
 def _measure_throughput(rocketmq: RocketMQ) -> Iterator[Row]:
-    batch = [_measure_member(rocketmq, f"batch-{number}", maxBatch=32) for number in range(PASSES)]
-    single = [_measure_member(rocketmq, f"single-{number}", messages=MESSAGES // 4) for number in range(PASSES)]
-    pulled = [_measure_member(rocketmq, f"asked-{number}", mode="Pull") for number in range(PASSES)]
-    java = [_measure_java(rocketmq, f"java-{number}") for number in range(PASSES)]
-    bridge = [_measure_bridge(rocketmq, f"bridge-{number}") for number in range(PASSES)]
-    yield from _throughput_rows("pushed to an app, 32 at a time", batch, java, "≥ 10,000/s")
+    passes = _measure_passes(rocketmq)
+    single = passes["single"]
+    java = passes["java"]
+    bridge = passes["bridge"]
+    yield from _throughput_rows("pushed to an app, 32 at a time", passes["batch"], java, "≥ 10,000/s")
     yield from _throughput_rows("pushed to an app, one at a time", single, java, "≥ 3,000/s")
-    yield from _throughput_rows("polled by an app, 32 at a time", pulled, java, "≥ 15,000/s")
+    yield from _throughput_rows("polled by an app, 32 at a time", passes["asked"], java, "≥ 15,000/s")
     yield from _throughput_rows("pushed to an app, both by HTTP, one at a time", single, bridge)
-    loaded = f"{_peak([*batch, *single, *pulled])} MB; Java {_peak(java)} MB"
+    loaded = f"{_peak([*passes['batch'], *single, *passes['asked']])} MB; Java {_peak(java)} MB"
     idle = _measure_idle_memory(rocketmq)
     what = f"resident memory, idle with {QUEUES} queues: {idle} MB; at most in the runs above: {loaded}"
     yield Row(what, Sample([0.0]), target="≤ 60 MB; ≤ 200 MB")
@@ -79,18 +79,42 @@ def _measure_throughput(rocketmq: RocketMQ) -> Iterator[Row]:
     idle_java = _measure_idle_bridge(rocketmq)
     what = f"resident memory, both by HTTP, one at a time: at most {loaded}; Java idle: {idle_java} MB"
     yield Row(what, Sample([0.0]))
-    if find_daprd():
-        yield from _measure_dapr_throughput(rocketmq, single)
+    for pause_ms in _dapr_pauses():
+        yield from _dapr_throughput_rows(rocketmq, pause_ms, single, passes[_dapr_name(pause_ms)])
 
 
-def _measure_dapr_throughput(rocketmq: RocketMQ, single: Runs) -> Iterator[Row]:
-    for pause_ms in DAPR_PAUSES_MS:
-        runs = [_measure_dapr(rocketmq, f"dapr-{pause_ms}-{number}", pause_ms) for number in range(PASSES)]
-        what = f"pushed to an app, both by HTTP, one at a time, Dapr pulls every {pause_ms} ms"
-        yield from _throughput_rows(what, single, runs)
-        idle = _measure_idle_dapr(rocketmq, pause_ms)
-        what = f"resident memory of Dapr that pulls every {pause_ms} ms: at most {_peak(runs)} MB; idle: {idle} MB"
-        yield Row(what, Sample([0.0]))
+def _measure_passes(rocketmq: RocketMQ) -> dict[str, list[_Consumed]]:
+    """Return all passes of each program; programs take turns, so that a busy machine does not favor one of them."""
+    measures: dict[str, Callable[[str], _Consumed]] = {
+        "batch": lambda group: _measure_member(rocketmq, group, maxBatch=32),
+        "single": lambda group: _measure_member(rocketmq, group, messages=MESSAGES // 4),
+        "asked": lambda group: _measure_member(rocketmq, group, mode="Pull"),
+        "java": partial(_measure_java, rocketmq),
+        "bridge": partial(_measure_bridge, rocketmq),
+    }
+    for pause_ms in _dapr_pauses():
+        measures[_dapr_name(pause_ms)] = partial(_measure_dapr, rocketmq, pause_ms)
+    passes: dict[str, list[_Consumed]] = {name: [] for name in measures}
+    for number in range(PASSES):
+        for name, measure in measures.items():
+            passes[name].append(measure(f"{name}-{number}"))
+    return passes
+
+
+def _dapr_pauses() -> Sequence[int]:
+    return DAPR_PAUSES_MS if find_daprd() else ()
+
+
+def _dapr_name(pause_ms: int) -> str:
+    return f"dapr-{pause_ms}"
+
+
+def _dapr_throughput_rows(rocketmq: RocketMQ, pause_ms: int, ours: Runs, dapr: Runs) -> Iterator[Row]:
+    what = f"pushed to an app, both by HTTP, one at a time, Dapr pulls every {pause_ms} ms"
+    yield from _throughput_rows(what, ours, dapr)
+    idle = _measure_idle_dapr(rocketmq, pause_ms)
+    what = f"resident memory of Dapr that pulls every {pause_ms} ms: at most {_peak(dapr)} MB; idle: {idle} MB"
+    yield Row(what, Sample([0.0]))
 
 
 def _throughput_rows(what: str, ours: Runs, peer: Runs, target: str = "") -> Iterator[Row]:
@@ -156,7 +180,7 @@ def _measure_idle_bridge(rocketmq: RocketMQ) -> int:
     return result
 
 
-def _measure_dapr(rocketmq: RocketMQ, group: str, pause_ms: int) -> _Consumed:
+def _measure_dapr(rocketmq: RocketMQ, pause_ms: int, group: str) -> _Consumed:
     dapr = DaprSidecar(rocketmq, group, pull_pause_ms=pause_ms)
     result = _measure_rate(dapr.done, MESSAGES // 4, dapr.process)
     dapr.end()
@@ -190,12 +214,12 @@ def _measure_rate(count: Callable[[], int], messages: int, process: Process, *, 
 
 
 def _measure_latency(rocketmq: RocketMQ) -> Iterator[Row]:
-    for topic in ("ours", "java", "bridge", *map(_dapr_topic, DAPR_PAUSES_MS)):
+    for topic in ("ours", "java", "bridge", *map(_dapr_name, _dapr_pauses())):
         rocketmq.create_topic(topic, QUEUES)
     ours = _sidecar_latencies(rocketmq)
     yield from _latency_rows("", ours, _java_latencies(rocketmq), ("≤ 5 ms", "≤ 50 ms"))
     yield from _latency_rows(", both by HTTP", ours, _bridge_latencies(rocketmq))
-    for pause_ms in DAPR_PAUSES_MS if find_daprd() else ():
+    for pause_ms in _dapr_pauses():
         what = f", both by HTTP, Dapr pulls every {pause_ms} ms"
         yield from _latency_rows(what, ours, _dapr_latencies(rocketmq, pause_ms))
 
@@ -233,15 +257,11 @@ def _bridge_latencies(rocketmq: RocketMQ) -> list[float]:
 
 
 def _dapr_latencies(rocketmq: RocketMQ, pause_ms: int) -> list[float]:
-    topic = _dapr_topic(pause_ms)
+    topic = _dapr_name(pause_ms)
     dapr = DaprSidecar(rocketmq, f"latency-{topic}", topic, pull_pause_ms=pause_ms, log=True)
     _send_messages(rocketmq, topic)
     dapr.end()
     return _latencies(dapr.deliveries())
-
-
-def _dapr_topic(pause_ms: int) -> str:
-    return f"dapr-{pause_ms}"
 
 
 def _latencies(deliveries: Iterable[Delivered]) -> list[float]:
