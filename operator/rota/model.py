@@ -10,8 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
-from itertools import islice, pairwise
-from operator import eq, itemgetter
+from itertools import pairwise
 from typing import Literal, NamedTuple, Self
 
 TopicKind = Literal["Subscribed", "Retry"]
@@ -256,12 +255,12 @@ def _sorted_queues(queues: Iterable[tuple[str, str, int]]) -> tuple[Queue, ...]:
     listed = [queue if type(queue) is Queue else _to_queue(queue) for queue in queues or ()]
     if not listed:
         raise ValueError("The list of queues is empty; give at least one queue")
-    names = {*map(itemgetter(0), listed), *map(itemgetter(1), listed)}  # topics and brokers
+    names = {queue.topic for queue in listed}.union(queue.broker for queue in listed)
     if all(name.isascii() for name in names):
         listed.sort()
     else:
         listed.sort(key=lambda queue: (java_sort_key(queue.topic), java_sort_key(queue.broker), queue.id))
-    if any(map(eq, listed, islice(listed, 1, None))):
+    if len(set(listed)) != len(listed):
         duplicate = next(queue for queue, following in pairwise(listed) if queue == following)
         raise ValueError(f"Queue {duplicate} is listed twice; list each queue once")
     return tuple(listed)

@@ -5,7 +5,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from numbers import Integral, Real
-from operator import itemgetter
 from typing import Any
 
 from rota.model import Queue
@@ -73,8 +72,8 @@ def _are_plain_queues(values: list[Any]) -> bool:
         or set(map(len, values)) != {len(Queue._fields)}
     ):
         return False
-    topics, brokers, ids = (list(map(itemgetter(column), values)) for column in range(len(Queue._fields)))
-    name_types = {*map(type, topics), *map(type, brokers)}
+    ids = [number for _, _, number in values]
+    name_types = {type(topic) for topic, _, _ in values} | {type(broker) for _, broker, _ in values}
     return name_types == {str} and set(map(type, ids)) == {int} and min(ids) >= 0
 
 

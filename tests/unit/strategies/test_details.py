@@ -1,5 +1,6 @@
 """Tests details of the strategies: thresholds, ties, accepted and rejected options, and the reasons they give."""
 
+import gc
 import hashlib
 import sys
 from collections.abc import Sequence
@@ -618,3 +619,16 @@ def test_balanced_candidates_include_the_queue_whose_move_gains_most(seed: int) 
             candidates = [queue for queue in scales._best_queues(giver, taker) if rooms[queue] == room]
             least_change = min(scales.cost_change(queue, taker) for queue in queues)
             assert min(scales.cost_change(queue, taker) for queue in candidates) == least_change
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_strategy_library_leaves_garbage_collection_as_it_was(*, was_enabled: bool) -> None:
+    try:
+        if not was_enabled:
+            gc.disable()
+        assert allocate("AVG", [("orders", "broker-a", 0)], ["m1"])
+        with pytest.raises(ValueError, match="not a queue"):
+            allocate("AVG", [("orders", "broker-a", -1)], ["m1"])
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
