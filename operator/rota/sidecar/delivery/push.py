@@ -184,8 +184,9 @@ class PushDelivery:
             self._workers.add(worker)
             worker.task = asyncio.get_running_loop().create_task(self._work(worker))
             worker.task.add_done_callback(partial(self._on_worker_ended, worker))
-        if self._app.is_away and not self._open_count and self._app.is_try_due(self._host.now()):
-            # Nothing is left to try, so no try would clear the app's problem; the next delivery finds out again.
+        is_nothing_left = not self._open_count and not self._scheduler.has_ready
+        if self._app.is_away and is_nothing_left and self._app.is_try_due(self._host.now()):
+            # No try would clear the app's problem; the next delivery finds out again.
             self._app.track(DeliveryOutcome.DONE)
 
     def _next_batch(self) -> Batch | None:
@@ -215,15 +216,14 @@ class PushDelivery:
             result = await self._deliver(batch)
             worker.batch = None
             self._on_delivery_ended(batch, result)
+            del batch, result  # the next delivery may take long, and the memory budget does not count these messages
             if worker.task and worker.task.cancelling():
                 # `abort_deliveries` cancelled this task while the batch was being settled. The pending cancellation
                 # would abort the next batch, which may be of another queue.
                 self._schedule_fill()
                 return
             worker.batch = self._next_batch()
-            if (
-                self._scheduler.has_ready or self._app.is_away
-            ):  # more deliveries may be possible, or none is left to try
+            if self._scheduler.has_ready or self._app.is_away:  # more may be possible, or nothing be left to try
                 self._schedule_fill()
 
     def _on_worker_ended(self, worker: _Worker, task: asyncio.Task[None]) -> None:

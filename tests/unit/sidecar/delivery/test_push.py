@@ -1,6 +1,8 @@
 """Push delivery with queues and a host of the test's own, to a real server."""
 
 import asyncio
+import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from typing import Any
 from builders import a_spec
 from rota.brokers.message import Message
 from rota.brokers.port import PullResult
-from rota.model import Queue
+from rota.model import Queue, Reason
 from rota.sidecar.delivery.push import PushDelivery
 from rota.sidecar.member.window import QueueWindow
 from rota.sidecar.status.delivery_counts import DeliveryCounts
@@ -58,6 +60,13 @@ class _Member:
         self.outcomes.append((outcome, [message.queue for message in messages]))
 
 
+def _a_member(port: int, may_send: Callable[[Queue, float], bool] = lambda _, __: True) -> Any:
+    """Return a member with one delivery at a time."""
+    push = {"port": port, "concurrency": 1}
+    settings = decode_settings(encode_settings("shop", a_spec(delivery={"push": push}), 30.0, None))
+    return _Member(settings, may_send)
+
+
 async def test_push_delivery_that_is_aborted_too_late_does_not_abort_the_next_one() -> None:
     """After a stall, the look for it aborts the queue's deliveries while one of them is being settled."""
     bodies: list[bytes] = []
@@ -76,9 +85,7 @@ async def test_push_delivery_that_is_aborted_too_late_does_not_abort_the_next_on
         return True
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    push = {"port": server.sockets[0].getsockname()[1], "concurrency": 1}
-    settings = decode_settings(encode_settings("shop", a_spec(delivery={"push": push}), 30.0, None))
-    member: Any = _Member(settings, may_send)
+    member = _a_member(server.sockets[0].getsockname()[1], may_send)
     delivery = PushDelivery(member, "127.0.0.1")
     with closing(server):
         for queue in (A, B):
@@ -89,3 +96,61 @@ async def test_push_delivery_that_is_aborted_too_late_does_not_abort_the_next_on
         await delivery.close()
     assert bodies == [b"0", b"1"]
     assert member.outcomes == [("cut", [A]), ("done", [B])]
+
+
+async def test_push_delivery_that_hangs_keeps_no_finished_message_in_memory() -> None:
+    """The memory budget does not count finished messages."""
+    is_hanging = asyncio.Event()
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await reader.readuntil(b"\r\n\r\n0")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n1")
+            is_hanging.set()
+            await ended.wait()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    member = _a_member(server.sockets[0].getsockname()[1])
+    delivery = PushDelivery(member, "127.0.0.1")
+    finished, hanging = member.add_queue(A), member.add_queue(B)
+    message = Message(A, 0, b"0", {})
+    references = sys.getrefcount(message)
+    finished.window.rewind(0)
+    finished.window.add_pull(0, PullResult((message,), 1, 0, 1))
+    with closing(server):
+        delivery.offer(finished)
+        delivery.offer(hanging)
+        async with asyncio.timeout(30):
+            await is_hanging.wait()
+        assert sys.getrefcount(message) == references
+        delivery.abort_deliveries(hanging)
+        ended.set()
+        await delivery.close()
+
+
+async def test_push_problem_stays_if_the_next_try_becomes_due_while_deliveries_are_started() -> None:
+    with closing(socket.socket()) as unused:
+        unused.bind(("127.0.0.1", 0))  # and not listening
+        member = _a_member(unused.getsockname()[1])
+        time = 0.0
+
+        def now() -> float:
+            nonlocal time
+            time += 0.03  # so that time passes between any two looks at the clock
+            return time
+
+        member.now = now
+        delivery = PushDelivery(member, "127.0.0.1")
+        reader = member.add_queue(A)
+        async with asyncio.timeout(30):
+            while Reason.APP_NOT_LISTENING not in member.problems.messages:
+                delivery.offer(reader)
+                await asyncio.sleep(0)
+        for _ in range(200):
+            delivery.offer(reader)
+            await asyncio.sleep(0)
+            assert Reason.APP_NOT_LISTENING in member.problems.messages
+        member.readers.clear()
+        await delivery.close()
