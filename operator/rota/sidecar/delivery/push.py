@@ -216,7 +216,7 @@ class PushDelivery:
             result = await self._deliver(batch)
             worker.batch = None
             self._on_delivery_ended(batch, result)
-            del batch, result  # the next delivery may take long, and the memory budget does not count these messages
+            del result  # the next delivery may take long, and the memory budget does not count these messages
             if worker.task and worker.task.cancelling():
                 # `abort_deliveries` cancelled this task while the batch was being settled. The pending cancellation
                 # would abort the next batch, which may be of another queue.

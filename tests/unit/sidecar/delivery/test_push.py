@@ -67,6 +67,17 @@ def _a_member(port: int, may_send: Callable[[Queue, float], bool] = lambda _, __
     return _Member(settings, may_send)
 
 
+async def _end(delivery: PushDelivery, member: _Member) -> None:
+    """Release all queues, and wait until no delivery is open."""
+    readers = [*member.readers.values()]
+    member.readers.clear()
+    for reader in readers:
+        delivery.abort_deliveries(reader)
+    while delivery._workers:  # noqa: ASYNC110 - nothing to await
+        await asyncio.sleep(0)
+    await delivery.close()
+
+
 async def test_push_delivery_that_is_aborted_too_late_does_not_abort_the_next_one() -> None:
     """After a stall, the look for it aborts the queue's deliveries while one of them is being settled."""
     bodies: list[bytes] = []
@@ -93,7 +104,7 @@ async def test_push_delivery_that_is_aborted_too_late_does_not_abort_the_next_on
         async with asyncio.timeout(30):
             while member.readers[B].window.unfinished_count:  # noqa: ASYNC110 - nothing to await
                 await asyncio.sleep(0.01)
-        await delivery.close()
+        await _end(delivery, member)
     assert bodies == [b"0", b"1"]
     assert member.outcomes == [("cut", [A]), ("done", [B])]
 
@@ -125,9 +136,8 @@ async def test_push_delivery_that_hangs_keeps_no_finished_message_in_memory() ->
         async with asyncio.timeout(30):
             await is_hanging.wait()
         assert sys.getrefcount(message) == references
-        delivery.abort_deliveries(hanging)
         ended.set()
-        await delivery.close()
+        await _end(delivery, member)
 
 
 async def test_push_problem_stays_if_the_next_try_becomes_due_while_deliveries_are_started() -> None:
@@ -152,5 +162,7 @@ async def test_push_problem_stays_if_the_next_try_becomes_due_while_deliveries_a
             delivery.offer(reader)
             await asyncio.sleep(0)
             assert Reason.APP_NOT_LISTENING in member.problems.messages
-        member.readers.clear()
+        delivery.abort_deliveries(member.readers.pop(A))
+        while delivery._workers:  # noqa: ASYNC110 - nothing to await
+            await asyncio.sleep(0)
         await delivery.close()
