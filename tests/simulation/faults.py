@@ -8,6 +8,8 @@ from rota.documents import PLAIN_KEY
 from simulation.fleet import Kubelet
 from simulation.world import Simulation
 
+ROUTE_POLL_SECONDS = 5.0  # between two polls of an operator
+
 Fault = Callable[[Simulation, Random], None]
 
 
@@ -200,10 +202,12 @@ def no_routes(world: Simulation, random: Random) -> None:
 
 def partial_routes(world: Simulation, random: Random) -> None:
     """A name server has just started and does not know every broker; within 30 s each broker has registered."""
-    if world.broker.hidden:  # repeated, this would hide a broker for longer than a member waits
+    # Without a poll of the whole routes in between, two such faults would hide a broker for longer than operators wait.
+    was_polled_since = world.clock.now - world.broker.all_listed_since > ROUTE_POLL_SECONDS
+    if world.broker.hidden or not was_polled_since:
         return
     world.broker.hidden = {random.choice(["a", "b"])}
-    world.clock.after(random.choice([5.0, 29.0]), world.broker.hidden.clear)
+    world.clock.after(random.choice([5.0, 29.0]), world.broker.list_all)
 
 
 def broker_restart(world: Simulation, _: Random) -> None:

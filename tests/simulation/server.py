@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from rota.documents import GZIP_KEY, PLAIN_KEY
@@ -118,6 +119,7 @@ class Broker:
         self.routes = routes
         self.failing = False
         self.hidden: set[str] = set()  # brokers that the name server does not know yet
+        self.all_listed_since = -inf
         self.unmanaged_consumers: tuple[str, ...] | None = ()
         self.locks: dict[Queue, tuple[str, float]] = {}
         self.changed: dict[str, float] = {}  # topic → time of the last change of its true route
@@ -135,6 +137,11 @@ class Broker:
         if self.failing or (topic not in self.routes and not topic.startswith(RETRY_TOPIC_PREFIX)):
             return None
         return tuple(queue for queue in self.queues(topic) if queue.broker not in self.hidden)
+
+    def list_all(self) -> None:
+        """Every broker has registered at the name server."""
+        self.hidden.clear()
+        self.all_listed_since = self.clock.now
 
     def lock(self, queue: Queue, owner: str) -> bool:
         """Grant a lock, or renew it; False if another owner holds it."""
