@@ -11,7 +11,7 @@ from dataclasses import replace
 from rota.documents import Assignment, AssignmentTooLargeError, Share, encode_assignment
 from rota.handover import Act, ready_member_lost_after
 from rota.model import Finding, Holder, Poke, Queue, Reason
-from rota.planner import pokes, record
+from rota.planner import budget, pokes, record
 from rota.planner.explain import Explanation, explain_queues
 from rota.planner.members import incarnations
 from rota.planner.members.member_states import MemberState, classify_members, owns_queues
@@ -191,6 +191,7 @@ def _broadcasting_plan(situation: Situation) -> Plan:
         everyone=everyone,
         releasing={},
         forced={},
+        spent=budget.updated_spent(situation, voluntary_moves=0),
         barrier=0,
         incarnations_since=0,
     )

@@ -3,6 +3,7 @@
 A move is voluntary if only the policy wants it. The document records their times and numbers (`Assignment.spent`).
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from rota.planner.situation import Situation
@@ -34,7 +35,7 @@ def budget_left(situation: Situation) -> BudgetLeft:
 def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str, int], ...]:
     """Return `spent` for the next document: the moves in the window, and those that this document makes."""
     if situation.snapshot.policy is None:  # the policy is missing or invalid, its budget unknown: keep all moves
-        return situation.document.spent
+        return tuple(_recorded_moves(situation))
     spent = _moves_in_window(situation)
     if situation.policy.budget and voluntary_moves:
         spent.append((situation.formatted_now, voluntary_moves))
@@ -42,10 +43,12 @@ def updated_spent(situation: Situation, voluntary_moves: int) -> tuple[tuple[str
 
 
 def _moves_in_window(situation: Situation) -> list[tuple[str, int]]:
-    """Return the document's moves that count in the budget; a future time, from a wrong clock, counts as now."""
+    """Return the document's moves that count in the budget."""
     per = situation.policy.budget.per if situation.policy.budget else 0.0
-    moves = []
+    return [(at, count) for at, count in _recorded_moves(situation) if situation.seconds_since(at) < per]
+
+
+def _recorded_moves(situation: Situation) -> Iterator[tuple[str, int]]:
+    """Yield the document's moves; a future time, from a wrong clock, counts as now."""
     for at, count in situation.document.spent:
-        if situation.seconds_since(at) < per:
-            moves.append((min(at, situation.formatted_now), count))
-    return moves
+        yield min(at, situation.formatted_now), count

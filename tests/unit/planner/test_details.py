@@ -1022,6 +1022,21 @@ def test_budget_entry_from_the_future_is_corrected(at: float, *, writes: bool) -
     assert bool(plan(settled(document=document, policy=policy), NOW).document) is writes
 
 
+@pytest.mark.parametrize("case", ["Clustering", "Broadcasting", "no policy"])
+def test_budget_entry_from_the_future_is_corrected_once(case: str) -> None:
+    """An operator whose clock was ahead has written the entry. If it stayed, each reconcile would write it again."""
+    changes: dict[str, Any] = {"policy": None if case == "no policy" else a_policy(budget={"maxMoves": 5})}
+    document = replace(DOCUMENT, spent=((format_time(NOW + 300), 1),))
+    if case == "Broadcasting":
+        changes["spec"] = a_spec(messageModel="Broadcasting")
+        members = {name: Share(f"uid-{name}") for name in ("m1", "m2", "m3")}
+        document = replace(document, everyone=tuple(Q), members=members)
+    corrected = written_document(settled(document=document, **changes))
+    assert corrected.spent == ((format_time(NOW), 1),)
+    later = NOW + 60
+    assert plan(settled(document=corrected, **changes), later).document is None
+
+
 def test_strategy_change_that_moves_nothing_is_stored() -> None:
     new_plan = plan(settled(policy=a_policy(strategy="Balanced")), NOW)
     assert new_plan.document == replace(DOCUMENT, generation=6, issued_at=format_time(NOW), strategy="Balanced")
