@@ -10,14 +10,13 @@ them, and the present owners), its result an owner for each queue. The planner a
 "The reference" in this package is RocketMQ's Java client: the strategies in REFERENCE_NAMES give the same owners.
 """
 
-import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import repeat, starmap
 from typing import Any
 
+from rota.garbage_collection import paused_garbage_collection
 from rota.model import PresentOwners, Queue, Roster
 from rota.strategies import input_checks
 from rota.strategies.arrays import Owners, index_by_item
@@ -122,7 +121,7 @@ def allocate(
     >>> allocate("AVG", [("orders", "broker-a", n) for n in range(3)], ["m1", "m2"])["m2"]
     [Queue(topic='orders', broker='broker-a', id=2)]
     """
-    with _paused_garbage_collection():
+    with paused_garbage_collection():
         roster = Roster.of(
             input_checks.check_queues("The list of queues", () if queues is None else queues),
             input_checks.check_names("The list of members", () if members is None else members),
@@ -136,18 +135,6 @@ def allocate(
         for member, owned in queues_by_member.items():
             owned.sort(key=partial(nearby_sort_key, chosen["memberRooms"][member], chosen["queueRooms"]))
     return queues_by_member
-
-
-@contextmanager
-def _paused_garbage_collection() -> Iterator[None]:
-    """Pause the collector while many tuples are created: it would look at all of them again and again, in vain."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def explain(

@@ -4,11 +4,9 @@ A share is the work of one task of Spark or, in a small run, of the driver. The 
 until the driver commits them; a share that is repeated writes new files.
 """
 
-import gc
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import partial
@@ -17,6 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rota.garbage_collection import paused_garbage_collection
 from rota.object_store import ObjectStore, open_store
 from rota.object_store.segments import segment_hour
 from rota.pipeline.ingest.rows import TABLES_BY_KIND, LineBatch
@@ -102,7 +101,8 @@ def ingest_share(segments: Sequence[PlannedSegment], *, journal_uri: str, lake_u
     """Write the rows of segments to files, whose names begin with a label, each line once."""
     share = ShareWriter(open_store(lake_uri), label)
     read = partial(_read_segment, open_store(journal_uri))
-    with _paused_collection(), ThreadPoolExecutor(READERS) as pool:
+    # The collector would take two thirds of the time.
+    with paused_garbage_collection(), ThreadPoolExecutor(READERS) as pool:
         counts = list(map(share.add, segments, pool.map(read, segments)))
         share.flush()
     return ShareResult(counts, share.written)
@@ -113,18 +113,6 @@ def _read_segment(journal: ObjectStore, segment: PlannedSegment) -> bytes | None
         return journal.read(segment.key)
     except FileNotFoundError:
         return None
-
-
-@contextmanager
-def _paused_collection() -> Iterator[None]:
-    """Pause Python's garbage collection, since it takes two thirds of the time, and records have no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class ShareWriter:
