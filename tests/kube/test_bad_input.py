@@ -25,9 +25,8 @@ from rota.brokers.memory import BROKER, NAME_SERVER, MemoryCluster
 from rota.documents import GZIP_KEY, PLAIN_KEY, Share, decode_assignment, encode_assignment
 from rota.kube.brokers import registry, route_watcher
 from rota.kube.client.objects import CustomResource, Metadata
-from rota.kube.reconcile import assignment_writer, pod_annotator
+from rota.kube.reconcile import assignment_writer
 from rota.kube.state.group import Group
-from rota.model import Poke
 from rota.planner import plan, subscribed_queues
 from rota.planner.status import problems
 
@@ -346,13 +345,6 @@ async def test_membership_pod_labelled_for_another_group_than_its_sidecar_gets_n
         await billing.fleet.add("billing-c")
         await billing.wait_for_shares(2, 2, 2)
         assert "such as orders-a" in (await billing.wait_for_condition("NoSidecar"))["message"]
-
-
-async def test_poke_skips_a_pod_that_no_longer_exists(world: OperatedNamespace) -> None:
-    await add_two_members(world)
-    group = world.operator.controller.groups[world.namespace, GROUP]
-    pokes = {"orders-gone": Poke(1, 9), "orders-a": Poke(1, 9)}
-    assert await pod_annotator.annotate_pods(world.operator.api, group, pokes, is_settled=False) == 1
 
 
 async def test_api_path_of_a_forged_member_in_another_namespace_is_neither_read_nor_kept(

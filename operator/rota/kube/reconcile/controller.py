@@ -21,7 +21,7 @@ from rota.kube.members.report_watchers import MAX_STANDING_POLLS, ReportWatchers
 from rota.kube.reconcile.assignment_writer import AssignmentWriter
 from rota.kube.reconcile.group_specs import GroupSpecs
 from rota.kube.reconcile.observe import MAX_CONCURRENT_POLLS, GroupStateReader, PriorityLimiter
-from rota.kube.reconcile.pod_annotator import PodAnnotator
+from rota.kube.reconcile.pod_annotator import PodAnnotator, PokeLimits
 from rota.kube.reconcile.reconciler import QueuedGroup, Reconciler
 from rota.kube.reconcile.status_publisher import PublisherResources, StatusPublisher
 from rota.kube.state.group import Group
@@ -127,8 +127,8 @@ class Controller:
         self._publisher_resources = PublisherResources(api, deployments, self.specs, self._tasks)
         self.poll_limiter = PriorityLimiter(MAX_CONCURRENT_POLLS)
         self._state_reader = GroupStateReader(api, reports, registry, self.poll_limiter)
-        annotator = PodAnnotator(api, reports, self._tasks)
-        self.reconciler = Reconciler(registry, self._state_reader, annotator, self._tasks, wall_time)
+        self._poke_limits = PokeLimits()
+        self.reconciler = Reconciler(registry, self._state_reader, reports, self._tasks, wall_time)
         self.queue = WorkQueue(self, self._tasks)
         registry.on_change = self.queue.enqueue
 
@@ -172,8 +172,15 @@ class Controller:
         on_report_change = partial(self.queue.enqueue_for_report, key)
         events = WatcherEvents(on_report_change=on_report_change, on_consumers_change=poll.request)
         watchers = ReportWatchers(group, self._reports, events, self._standing_polls)
-        publisher = StatusPublisher(group, self._publisher_resources, lambda seconds: self.queue.enqueue(key, seconds))
-        self.queue.groups[key] = QueuedGroup(group, watchers, publisher, AssignmentWriter(self._api, group))
+        annotator = PodAnnotator(self._api, group, self._poke_limits, self._tasks)
+        publisher = StatusPublisher(
+            group,
+            self._publisher_resources,
+            lambda seconds: self.queue.enqueue(key, seconds),
+            annotator.wait_until_written,
+        )
+        writer = AssignmentWriter(self._api, group)
+        self.queue.groups[key] = QueuedGroup(group, watchers, publisher, writer, annotator)
 
     async def _poll_consumers(self, key: ObjectKey) -> None:
         if self.is_leading:

@@ -10,13 +10,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from rota.aio import BackgroundTasks, loop_time
 from rota.kube.client.api import Api, ApiError, NoResponseError
 from rota.kube.client.objects import DELETION_COST_ANNOTATION, POKE_ANNOTATION, PartialObjectMetadata
 from rota.kube.client.paths import object_path
-from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import PodState
 from rota.logs import group_fields
@@ -52,79 +50,117 @@ class TokenBucket:
         return allowed
 
 
-class AnnotationResult(NamedTuple):
-    """The number of successful writes, and the seconds until postponed pokes are tried again."""
+class PokeLimits:
+    """The limits of pokes for changed settings only, which all groups share: 1,000 groups may share a policy."""
 
-    writes: int
-    retry_seconds: float
+    def __init__(self) -> None:
+        self._first = TokenBucket(SETTINGS_POKES_PER_SECOND, SETTINGS_POKES_BURST)
+        self._repeated = TokenBucket(REPEATED_POKES_PER_SECOND, SETTINGS_POKES_BURST)
 
-
-class PodAnnotator:
-    """Annotates the pods of all groups, and asks pods that must end to drain."""
-
-    def __init__(self, api: Api, reports: ReportClient, tasks: BackgroundTasks) -> None:
-        self._api = api
-        self._reports = reports
-        self._tasks = tasks
-        self._first_pokes = TokenBucket(SETTINGS_POKES_PER_SECOND, SETTINGS_POKES_BURST)
-        self._repeated_pokes = TokenBucket(REPEATED_POKES_PER_SECOND, SETTINGS_POKES_BURST)
-
-    async def annotate(self, group: Group, plan: Plan) -> AnnotationResult:
-        """Send the pokes of a plan that are allowed now, and drain the pods that must end."""
-        pokes = self._take_allowed_pokes(plan)
-        for holder in plan.members_to_drain:
-            if state := group.pods.find(holder):
-                self._tasks.start(self._reports.drain(Endpoint.from_pod(state.pod, group.uid)))
-        writes = await annotate_pods(self._api, group, pokes, is_settled=not plan.members_to_poll)
-        has_postponed = len(pokes) < len(plan.pokes)
-        return AnnotationResult(writes, SETTINGS_RETRY_SECONDS if has_postponed else math.inf)
-
-    def _take_allowed_pokes(self, plan: Plan) -> Mapping[str, Poke]:
-        """Return the pokes to send now. Pokes for settings only are rate-limited: 1,000 groups may share a policy."""
+    def take_allowed(self, plan: Plan) -> Mapping[str, Poke]:
+        """Return the pokes of a plan that may be sent now."""
         first = sorted(name for name in plan.settings_only_pokes if plan.pokes[name].attempts == 1)
         repeated = sorted(plan.settings_only_pokes.difference(first))
-        first_allowed = self._first_pokes.take(len(first), loop_time())
-        repeated_allowed = self._repeated_pokes.take(len(repeated), loop_time())
+        first_allowed = self._first.take(len(first), loop_time())
+        repeated_allowed = self._repeated.take(len(repeated), loop_time())
         # The first pods in alphabetical order are poked; the pokes of the others are postponed.
         postponed = {*first[first_allowed:], *repeated[repeated_allowed:]}
         return {name: poke for name, poke in plan.pokes.items() if name not in postponed}
 
 
-async def annotate_pods(api: Api, group: Group, pokes: Mapping[str, Poke], *, is_settled: bool) -> int:
-    """Annotate pods with pokes and deletion costs; return the number of successful writes.
+class PodAnnotator:
+    """Annotates the pods of one group in background tasks, so that its next reconcile does not wait for the writes.
 
-    Deletion costs are written along with pokes. They are written alone only if the group is settled (no member's report
-    could change the next plan), because they would change again with the next assignment.
+    Each pod has at most one write in progress; of the annotations requested meanwhile, the newest are written next.
     """
-    slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
-    queues_by_member = group.stored_assignment.shares
 
-    def deletion_cost_of(state: PodState) -> str:
-        return str(len(queues_by_member.get(state.pod.holder, ())))
+    def __init__(self, api: Api, group: Group, limits: PokeLimits, tasks: BackgroundTasks) -> None:
+        self._api = api
+        self._group = group
+        self._limits = limits
+        self._tasks = tasks
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
+        self._requested: dict[str, Poke | None] = {}  # by pod; None: its deletion cost only
+        self._in_flight: dict[str, Mapping[str, str]] = {}  # by pod: the annotations that are being written
+        self._running: dict[str, asyncio.Task[None]] = {}  # by pod: the task that writes all that is requested for it
+        self._writes = 0
 
-    def has_outdated_cost(state: PodState) -> bool:
-        return state.is_staying and state.pod.deletion_cost != deletion_cost_of(state)
+    def annotate(self, plan: Plan) -> float:
+        """Start to write the pokes of a plan that are allowed now, and outdated deletion costs.
 
-    names = dict.fromkeys(pokes)  # the pods to annotate, each once, in order
-    if is_settled:
-        names |= dict.fromkeys(name for name, state in group.pods.items() if has_outdated_cost(state))
+        Return the seconds until postponed pokes are tried again; infinity without any. Deletion costs are written along
+        with pokes. They are written alone only if the group is settled (no member's report could change the next plan),
+        because they would change again with the next assignment.
+        """
+        pokes = self._limits.take_allowed(plan)
+        for name, poke in pokes.items():
+            self._request(name, poke)
+        if not plan.members_to_poll:
+            for name, state in self._group.pods.items():
+                if state.is_staying and state.pod.deletion_cost != self._deletion_cost_of(state):
+                    self._request(name, pokes.get(name))
+        return SETTINGS_RETRY_SECONDS if len(pokes) < len(plan.pokes) else math.inf
 
-    async def annotate(name: str) -> bool:
-        if name not in group.pods:  # the pod ended while the assignment was written
-            return False
-        state = group.pods[name]
-        annotations = {POKE_ANNOTATION: str(pokes[name])} if name in pokes else {}
-        annotations[DELETION_COST_ANNOTATION] = deletion_cost_of(state)
-        body = {"metadata": {"uid": state.pod.metadata.uid, "annotations": annotations}}
+    def stop(self) -> None:
+        """Send no further annotations until the next `annotate`."""
+        self._requested.clear()
+
+    def take_write_count(self) -> int:
+        """Return the number of successful writes since the last call."""
+        writes = self._writes
+        self._writes = 0
+        return writes
+
+    async def wait_until_written(self) -> None:
+        """Wait until all that was requested is written, or has failed."""
+        while self._running:
+            await asyncio.wait(self._running.values())
+
+    def _request(self, name: str, poke: Poke | None) -> None:
+        state = self._group.pods.get(name)
+        if state is None:  # the pod ended while the assignment was written
+            return
+        poke = poke or self._requested.get(name)
+        if self._in_flight.get(name) == self._annotations_of(state, poke):
+            self._requested.pop(name, None)
+            return
+        self._requested[name] = poke
+        if name not in self._running:
+            self._running[name] = self._tasks.start(self._write_requested(name))
+
+    async def _write_requested(self, name: str) -> None:
+        """Write the newest requested annotations of a pod, until no others have been requested meanwhile."""
         try:
-            async with slots:
-                await api.merge_patch(object_path("pods", group.namespace, name), body, PartialObjectMetadata)
+            while name in self._requested:
+                async with self._slots:
+                    if name not in self._requested:  # `stop` was called meanwhile
+                        return
+                    poke = self._requested.pop(name)
+                    if state := self._group.pods.get(name):  # None: the pod has ended
+                        await self._write(state, poke)
+        finally:
+            del self._running[name]
+
+    async def _write(self, state: PodState, poke: Poke | None) -> None:
+        name = state.pod.metadata.name
+        annotations = self._annotations_of(state, poke)
+        body = {"metadata": {"uid": state.pod.metadata.uid, "annotations": annotations}}
+        self._in_flight[name] = annotations
+        try:
+            await self._api.merge_patch(object_path("pods", self._group.namespace, name), body, PartialObjectMetadata)
         except (ApiError, NoResponseError) as error:
             has_ended = isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
             if not has_ended:  # an ended pod needs no warning: the watch reports it
-                fields = group_fields(group.namespace, group.name, member=name)
+                fields = group_fields(self._group.namespace, self._group.name, member=name)
                 _log.warning("A pod could not be annotated: %s", error, extra=fields)
-            return False
-        return True
+        else:
+            self._writes += 1
+        finally:
+            del self._in_flight[name]
 
-    return sum(await asyncio.gather(*map(annotate, names)))
+    def _annotations_of(self, state: PodState, poke: Poke | None) -> dict[str, str]:
+        pokes = {POKE_ANNOTATION: str(poke)} if poke else {}
+        return {**pokes, DELETION_COST_ANNOTATION: self._deletion_cost_of(state)}
+
+    def _deletion_cost_of(self, state: PodState) -> str:
+        return str(len(self._group.stored_assignment.shares.get(state.pod.holder, ())))

@@ -17,6 +17,7 @@ from rota.kube.brokers.lag.lag_totals import status_lag
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.client.objects import assignment_name
+from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.members.report_watchers import ReportWatchers
 from rota.kube.reconcile.assignment_writer import REJECTED_STATUSES, AssignmentWriter, PendingPlan
 from rota.kube.reconcile.observe import GroupStateReader
@@ -30,24 +31,26 @@ from rota.planner import Plan, Snapshot, plan
 
 @dataclass
 class QueuedGroup:
-    """A group, the watchers, publisher and writer that serve it, and when it is reconciled next."""
+    """A group, the objects that serve it alone, and when it is reconciled next."""
 
     group: Group
     watchers: ReportWatchers
     publisher: StatusPublisher
     writer: AssignmentWriter
+    annotator: PodAnnotator
     timer: asyncio.TimerHandle | None = None
     is_running: bool = False
     requested_seconds: float = math.inf  # until the next reconcile, as requested during this one; inf: no request
     failures: int = 0  # failed reconciles in a row
 
     def stop(self) -> None:
-        """Cancel the timer, the report watchers and the publishing of status, until the group is enqueued again."""
+        """Cancel the timer and all that follows a reconcile, until the group is enqueued again."""
         if self.timer:
             self.timer.cancel()
             self.timer = None
         self.group.members_to_poll = frozenset()
         self.watchers.stop()
+        self.annotator.stop()
         self.publisher.stop()
 
 
@@ -57,7 +60,7 @@ class ReconcileResult(NamedTuple):
     group: Group
     plan: Plan
     planning_seconds: float
-    write_counts: Mapping[str, int]  # by kind; status, Events and Deployment are written later, and counted next time
+    write_counts: Mapping[str, int]  # by kind; all but ConfigMaps are written later, and counted next time
 
 
 class Reconciler:
@@ -67,13 +70,13 @@ class Reconciler:
         self,
         registry: BrokerRegistry,
         state_reader: GroupStateReader,
-        annotator: PodAnnotator,
+        reports: ReportClient,
         tasks: BackgroundTasks,
         wall_time: Callable[[], float],
     ) -> None:
         self._registry = registry
         self._state_reader = state_reader
-        self._annotator = annotator
+        self._reports = reports
         self._tasks = tasks
         self._wall_time = wall_time
         self.plan_runner = PlanRunner()
@@ -89,7 +92,7 @@ class Reconciler:
         # starts from the stored document, so it has neither the Events nor the journal records of this change.
         confirmed = queued.writer.take_confirmed()
         if confirmed:
-            await self._follow_up(queued, confirmed, is_written=True)
+            self._follow_up(queued, confirmed, is_written=True)
             return 0.0
         assignment_before = group.stored_assignment
         uid_before = group.uid
@@ -109,7 +112,7 @@ class Reconciler:
             await self._write_assignment(queued, pending)
         seconds_to_next_poke = math.inf
         if group.uid == uid_before:  # nothing follows for a group that was deleted or recreated during the write
-            seconds_to_next_poke = await self._follow_up(queued, pending, is_written=needs_write)
+            seconds_to_next_poke = self._follow_up(queued, pending, is_written=needs_write)
         return min(
             new_plan.requeue_after,
             seconds_to_next_poke,
@@ -138,7 +141,7 @@ class Reconciler:
         try:
             new_plan = await self.plan_runner.plan(snapshot, self._wall_time())
         except NoResponseError as error:  # a custom strategy did not return in time
-            await self._publish_problem(queued, Finding(Reason.STRATEGY_FAILED, str(error)))
+            self._publish_problem(queued, Finding(Reason.STRATEGY_FAILED, str(error)))
             raise
         return PendingPlan(new_plan, loop_time() - started_at)
 
@@ -151,45 +154,46 @@ class Reconciler:
                 name = assignment_name(queued.group.name)
                 cause = single_line(str(error))
                 message = f"The API server rejected the ConfigMap {name}: {cause}; the assignment stays unchanged"
-                await self._publish_problem(queued, Finding(Reason.WRITE_REJECTED, message))
+                self._publish_problem(queued, Finding(Reason.WRITE_REJECTED, message))
             raise
 
-    async def _publish_problem(self, queued: QueuedGroup, problem: Finding) -> None:
+    def _publish_problem(self, queued: QueuedGroup, problem: Finding) -> None:
         """Publish a problem that prevented a plan or its write, and send due pokes; assignment and Deployment stay."""
         group = queued.group
-        uid = group.uid
-        if self.is_leading and uid:
+        if self.is_leading and group.uid:
             # Without a spec, the plan has no assignment: it only reports, and pokes pods.
             snapshot = replace(self.snapshot(group), spec=None, problems=(problem,))
             new_plan = plan(snapshot, self._wall_time())
-            await self._annotator.annotate(group, new_plan)
-            if self._may_publish(group, uid):
-                queued.publisher.publish(new_plan, with_deployment=False)
+            self._start_drains(group, new_plan)
+            queued.annotator.annotate(new_plan)
+            queued.publisher.publish(new_plan, with_deployment=False)
 
-    async def _follow_up(self, queued: QueuedGroup, pending: PendingPlan, *, is_written: bool) -> float:
+    def _follow_up(self, queued: QueuedGroup, pending: PendingPlan, *, is_written: bool) -> float:
         """Poke pods, and publish status, Events and journal records of a plan whose assignment is stored.
 
-        Return the seconds until postponed pokes are due.
+        All that needs requests runs in the background. Return the seconds until postponed pokes are due.
         """
         group = queued.group
-        uid = group.uid
         new_plan = pending.plan
         # The next reconcile reads these holders' pods (`GroupStateReader`), to learn whether they have ended.
         group.pods.verify_ended = new_plan.verify_ended
         group.members_to_poll = new_plan.members_to_poll
-        if self.is_leading and group.body:
-            queued.watchers.update_polls()
         counts = queued.publisher.take_write_counts()
         counts["configmap"] += 1 if is_written else 0
-        try:
-            annotations = await self._annotator.annotate(group, new_plan)
-            counts["poke"] += annotations.writes
-        finally:  # the assignment is stored, so it is counted even if `annotate` fails
-            self.on_reconciled(ReconcileResult(group, new_plan, pending.planning_seconds, counts))
-        if self._may_publish(group, uid):
+        counts["poke"] += queued.annotator.take_write_count()
+        seconds_to_next_poke = math.inf
+        is_managed = self.is_leading and group.body is not None  # either may have changed during the write
+        if is_managed:
+            queued.watchers.update_polls()
+            self._start_drains(group, new_plan)
+            seconds_to_next_poke = queued.annotator.annotate(new_plan)
+        self.on_reconciled(ReconcileResult(group, new_plan, pending.planning_seconds, counts))
+        if is_managed:
             queued.publisher.publish(new_plan, with_deployment=True)
-        return annotations.retry_seconds
+        return seconds_to_next_poke
 
-    def _may_publish(self, group: Group, planned_uid: str) -> bool:
-        """Whether this operator still leads, and the group was not deleted or recreated since it was planned."""
-        return self.is_leading and group.uid == planned_uid
+    def _start_drains(self, group: Group, new_plan: Plan) -> None:
+        """Ask, in the background, the members that must end to drain."""
+        for holder in new_plan.members_to_drain:
+            if state := group.pods.find(holder):
+                self._tasks.start(self._reports.drain(Endpoint.from_pod(state.pod, group.uid)))

@@ -85,12 +85,19 @@ class _Step(StrEnum):
 class StatusPublisher:
     """Publishes the status and Events of one group, and maintains its Deployment."""
 
-    def __init__(self, group: Group, resources: PublisherResources, requeue_after: Callable[[float], None]) -> None:
-        """`requeue_after` reconciles the group after a number of seconds."""
+    def __init__(
+        self,
+        group: Group,
+        resources: PublisherResources,
+        requeue_after: Callable[[float], None],
+        wait_for_pokes: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`requeue_after` reconciles the group after a number of seconds; `wait_for_pokes` waits until none is sent."""
         self._group = group
         self._resources = resources
         self._api = resources.api
         self._requeue_after = requeue_after
+        self._wait_for_pokes = wait_for_pokes
         self._queued_status: Mapping[str, Any] | None = None
         self._queued_events: deque[Event] = deque(maxlen=MAX_QUEUED_EVENTS)
         self._status_task = CoalescingTask(resources.tasks)
@@ -128,6 +135,7 @@ class StatusPublisher:
         """Write the newest status, and then one Event at a time: a newer status does not wait for all Events."""
         try:
             while self._queued_status is not None or self._queued_events:
+                await self._wait_for_pokes()  # members wait for these, so they are written first
                 async with self._resources.status_slots:
                     if self._queued_status is not None:
                         status = self._queued_status

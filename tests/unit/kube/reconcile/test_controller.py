@@ -52,7 +52,7 @@ def a_queue(
     group.body = CustomResource(Metadata("orders", uid="1", namespace="shop"))
     unused = cast("Any", SimpleNamespace(stop=lambda: None))
     queue = WorkQueue(cast("Any", reconciles), tasks or BackgroundTasks())
-    queued = QueuedGroup(group, unused, unused, unused)
+    queued = QueuedGroup(group, unused, unused, unused, unused)
     queue.groups[KEY] = queued
     reconciles.is_leading = leads
     return queue, queued
