@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from rota.aio import BackgroundTasks, loop_time
 from rota.kube.client.api import Api, ApiError, NoResponseError
@@ -27,6 +28,8 @@ MAX_CONCURRENT_ANNOTATIONS = 20  # concurrent annotation writes of one group
 SETTINGS_POKES_PER_SECOND = 100.0
 SETTINGS_POKES_BURST = 100
 REPEATED_POKES_PER_SECOND = 10.0  # a separate limit: pods that never obey must not use up the limit of first pokes
+# A watch may report a written annotation so long after the response to the write; until then it is not written again.
+WATCH_DELAY_SECONDS = 2.0
 SETTINGS_RETRY_SECONDS = 5.0  # until a group with postponed pokes is reconciled again: there may be 1,000 such groups
 
 _log = logging.getLogger(__name__)
@@ -68,6 +71,17 @@ class PokeLimits:
         return {name: poke for name, poke in plan.pokes.items() if name not in postponed}
 
 
+class _Write(NamedTuple):
+    """A write of a pod's annotations that is in progress or has succeeded."""
+
+    metadata: Mapping[str, Any]  # uid and annotations
+    written_at: float = math.inf  # by the loop's clock; inf: in progress
+
+    def covers(self, metadata: Mapping[str, Any], now: float) -> bool:
+        """Whether this write makes another one of the same metadata unnecessary."""
+        return self.metadata == metadata and now - self.written_at < WATCH_DELAY_SECONDS
+
+
 class PodAnnotator:
     """Annotates the pods of one group in background tasks, so that its next reconcile does not wait for the writes.
 
@@ -81,9 +95,9 @@ class PodAnnotator:
         self._tasks = tasks
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
         self._requested: dict[str, Poke | None] = {}  # by pod; None: its deletion cost only
-        self._in_flight: dict[str, Mapping[str, str]] = {}  # by pod: the annotations that are being written
+        self._last_writes: dict[str, _Write] = {}  # by pod
         self._running: dict[str, asyncio.Task[None]] = {}  # by pod: the task that writes all that is requested for it
-        self._writes = 0
+        self._write_count = 0
 
     def annotate(self, plan: Plan) -> float:
         """Start to write the pokes of a plan that are allowed now, and outdated deletion costs.
@@ -92,6 +106,8 @@ class PodAnnotator:
         with pokes. They are written alone only if the group is settled (no member's report could change the next plan),
         because they would change again with the next assignment.
         """
+        for name in self._last_writes.keys() - self._group.pods.keys():
+            del self._last_writes[name]
         pokes = self._limits.take_allowed(plan)
         for name, poke in pokes.items():
             self._request(name, poke)
@@ -107,9 +123,9 @@ class PodAnnotator:
 
     def take_write_count(self) -> int:
         """Return the number of successful writes since the last call."""
-        writes = self._writes
-        self._writes = 0
-        return writes
+        count = self._write_count
+        self._write_count = 0
+        return count
 
     async def wait_until_written(self) -> None:
         """Wait until all that was requested is written, or has failed."""
@@ -121,7 +137,8 @@ class PodAnnotator:
         if state is None:  # the pod ended while the assignment was written
             return
         poke = poke or self._requested.get(name)
-        if self._in_flight.get(name) == self._annotations_of(state, poke):
+        last_write = self._last_writes.get(name)
+        if last_write and last_write.covers(self._metadata_of(state, poke), loop_time()):
             self._requested.pop(name, None)
             return
         self._requested[name] = poke
@@ -143,24 +160,26 @@ class PodAnnotator:
 
     async def _write(self, state: PodState, poke: Poke | None) -> None:
         name = state.pod.metadata.name
-        annotations = self._annotations_of(state, poke)
-        body = {"metadata": {"uid": state.pod.metadata.uid, "annotations": annotations}}
-        self._in_flight[name] = annotations
+        metadata = self._metadata_of(state, poke)
+        in_progress = self._last_writes[name] = _Write(metadata)
+        path = object_path("pods", self._group.namespace, name)
         try:
-            await self._api.merge_patch(object_path("pods", self._group.namespace, name), body, PartialObjectMetadata)
+            await self._api.merge_patch(path, {"metadata": metadata}, PartialObjectMetadata)
+            self._last_writes[name] = _Write(metadata, loop_time())
+            self._write_count += 1
         except (ApiError, NoResponseError) as error:
             has_ended = isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
             if not has_ended:  # an ended pod needs no warning: the watch reports it
                 fields = group_fields(self._group.namespace, self._group.name, member=name)
                 _log.warning("A pod could not be annotated: %s", error, extra=fields)
-        else:
-            self._writes += 1
         finally:
-            del self._in_flight[name]
+            if self._last_writes.get(name) is in_progress:  # it failed
+                del self._last_writes[name]
 
-    def _annotations_of(self, state: PodState, poke: Poke | None) -> dict[str, str]:
+    def _metadata_of(self, state: PodState, poke: Poke | None) -> dict[str, Any]:
         pokes = {POKE_ANNOTATION: str(poke)} if poke else {}
-        return {**pokes, DELETION_COST_ANNOTATION: self._deletion_cost_of(state)}
+        annotations = {**pokes, DELETION_COST_ANNOTATION: self._deletion_cost_of(state)}
+        return {"uid": state.pod.metadata.uid, "annotations": annotations}
 
     def _deletion_cost_of(self, state: PodState) -> str:
         return str(len(self._group.stored_assignment.shares.get(state.pod.holder, ())))

@@ -8,10 +8,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from rota.aio import BackgroundTasks
+from rota.aio import BackgroundTasks, loop_time
 from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.client.objects import DELETION_COST_ANNOTATION, Pod
-from rota.kube.reconcile.pod_annotator import SETTINGS_POKES_BURST, PodAnnotator, PokeLimits
+from rota.kube.reconcile import pod_annotator
+from rota.kube.reconcile.pod_annotator import SETTINGS_POKES_BURST, WATCH_DELAY_SECONDS, PodAnnotator, PokeLimits
 from rota.kube.state.group import Group
 from rota.model import Poke
 from rota.planner import Plan
@@ -86,8 +87,13 @@ async def tasks() -> AsyncIterator[BackgroundTasks]:
 
 
 @pytest.fixture
-def annotator(api: WaitingApi, tasks: BackgroundTasks) -> PodAnnotator:
-    return PodAnnotator(cast("Any", api), a_group("a", "b"), PokeLimits(), tasks)
+def group() -> Group:
+    return a_group("a", "b")
+
+
+@pytest.fixture
+def annotator(api: WaitingApi, group: Group, tasks: BackgroundTasks) -> PodAnnotator:
+    return PodAnnotator(cast("Any", api), group, PokeLimits(), tasks)
 
 
 async def test_poke_of_a_later_plan_is_written_while_another_pod_still_waits_for_an_earlier_one(
@@ -113,12 +119,43 @@ async def test_poke_of_a_pod_waits_for_the_previous_one_and_only_the_newest_is_w
     assert annotator.take_write_count() == 0
 
 
-async def test_poke_that_is_being_written_is_not_written_again(api: WaitingApi, annotator: PodAnnotator) -> None:
-    for _ in range(2):  # the watch has not reported the first one yet
+async def test_poke_is_not_written_again_while_the_watch_has_yet_to_report_it(
+    api: WaitingApi, annotator: PodAnnotator
+) -> None:
+    for _ in range(2):
         annotator.annotate(a_plan(a=7))
         await run_tasks()
     await api.answer_all()
+    annotator.annotate(a_plan(a=7))
+    await run_tasks()
     assert api.writes == [("a", "7")]
+
+
+async def test_poke_that_somebody_removed_is_written_again(
+    api: WaitingApi, annotator: PodAnnotator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    annotator.annotate(a_plan(a=7))
+    await run_tasks()
+    await api.answer_all()
+    written_at = loop_time()
+    monkeypatch.setattr(pod_annotator, "loop_time", lambda: written_at + WATCH_DELAY_SECONDS + 1.0)
+    annotator.annotate(a_plan(a=7))
+    await run_tasks()
+    assert api.writes == [("a", "7"), ("a", "7")]
+
+
+async def test_poke_of_a_pod_recreated_under_its_name_is_written(
+    api: WaitingApi, annotator: PodAnnotator, group: Group
+) -> None:
+    annotator.annotate(a_plan(a=7))
+    await run_tasks()
+    await api.answer_all()
+    state = group.pods["a"]
+    metadata = msgspec.structs.replace(state.pod.metadata, uid="another")
+    group.pods.upsert(msgspec.structs.replace(state.pod, metadata=metadata), now=1.0)
+    annotator.annotate(a_plan(a=7))
+    await run_tasks()
+    assert api.writes == [("a", "7"), ("a", "7")]
 
 
 @pytest.mark.parametrize("error", [NOT_FOUND, NoResponseError("none")], ids=["ended", "no response"])
@@ -134,9 +171,9 @@ async def test_poke_that_failed_is_written_again_for_the_next_plan(
     assert annotator.take_write_count() == 0
 
 
-async def test_poke_of_a_pod_that_has_ended_is_not_written(api: WaitingApi, tasks: BackgroundTasks) -> None:
-    group = a_group("a", "b")
-    annotator = PodAnnotator(cast("Any", api), group, PokeLimits(), tasks)
+async def test_poke_of_a_pod_that_has_ended_is_not_written(
+    api: WaitingApi, annotator: PodAnnotator, group: Group
+) -> None:
     annotator.annotate(a_plan(a=7, b=7, gone=7))
     del group.pods["b"]  # before its task has run
     await run_tasks()
