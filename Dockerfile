@@ -41,6 +41,20 @@ COPY . .
 RUN uv build --wheel --out-dir /dist \
     && uv pip install --offline --no-deps --python /opt/rota --prefix /rota /dist/*.whl
 
+# The sidecar's hot modules, compiled. Debian's Python needs its headers, too; python's own images have them.
+FROM build AS compiled
+ARG PYTHON_HEADERS=
+RUN command -v gcc \
+    || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev ${PYTHON_HEADERS}; }
+COPY pyproject.toml uv.lock ./
+RUN UV_PROJECT_ENVIRONMENT=/opt/compile \
+    uv sync --frozen --no-dev --no-install-workspace --extra sidecar --extra traces --group compile
+COPY operator operator
+COPY docker/compile_sidecar.py docker/compiled_modules.txt docker/
+RUN PYTHONHASHSEED=0 /opt/compile/bin/python docker/compile_sidecar.py operator /compiled \
+    && mkdir -p "/rota$(echo /opt/rota/lib/python3*/site-packages | sed s,/opt/rota,,)" \
+    && cp -r /compiled/. /rota/lib/python3*/site-packages/
+
 FROM ${BASE} AS final
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="Rota" \
@@ -64,6 +78,7 @@ ENTRYPOINT ["/opt/rota/bin/rota", "operator"]
 FROM final AS sidecar
 COPY --from=sidecar-dependencies /opt/rota /opt/rota
 COPY --from=source /rota /opt/rota
+COPY --from=compiled /rota /opt/rota
 ARG REVISION=unknown
 ARG CREATED=1970-01-01T00:00:00Z
 LABEL org.opencontainers.image.revision="${REVISION}" org.opencontainers.image.created="${CREATED}"

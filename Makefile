@@ -53,6 +53,13 @@ test: $(READY) ## Run the tests of every push, on real parts: minutes
 test-all: test ## Run every test that this machine can run: the quick ones, then the slow ones
 	$(PYTEST) -m slow
 
+# As in its image: Python imports compiled modules instead of the pure ones.
+.PHONY: test-compiled
+test-compiled: $(READY) # run the tests of the sidecar with its compiled modules: minutes
+	@$(BIN)/python -m ground build
+	compiled=$$(cd tests; ../$(BIN)/python -m compiled)
+	PYTHONPATH=$$compiled $(PYTEST) -m "not slow" tests/unit/brokers tests/unit/sidecar tests/brokers tests/sidecar
+
 .PHONY: kind
 kind: $(READY) # test an installation in a cluster that kind makes: needs Docker
 	@ROTA_GROUND_CLUSTER=kind $(BIN)/pytest --durations 20 tests/e2e
@@ -87,7 +94,7 @@ format: $(READY) ## Format the code and mend what can be mended by itself
 	$(BIN)/ruff check --fix
 
 .PHONY: presubmit
-presubmit: check test ## Run what CI runs
+presubmit: check test-compiled test ## Run what CI runs
 
 .PHONY: ground
 ground: $(READY) ## Stand the ground up and leave it: control plane, local pods, broker

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from compiled import compiled_package
 from ground import peers
 from ground.instance import Instance, Process
 from ground.poll import eventually
@@ -81,6 +82,8 @@ class BenchMember:
         self.folder = self._app.folder
         mode = options.pop("mode", "Push")
         program = options.pop("program", ("-m", "rota.sidecar"))
+        # A sidecar's image has compiled modules.
+        self._package = compiled_package() if options.pop("compiled", True) else _ROOT / "operator"
         spec = {
             "broker": {"rocketmq": {"nameServers": [rocketmq.name_server]}},
             "subscriptions": [{"topic": topic}],
@@ -110,6 +113,7 @@ class BenchMember:
             "ROTA_DOCUMENTS": str(self.folder / "documents"),
             "ROTA_STATE": str(self.folder / "state"),
             "ROTA_KEY": str(self.folder / "key"),
+            "PYTHONPATH": str(self._package),
         }
 
     def give(self, generation: int, queues: Sequence[Queue]) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from compiled import compiled_package
 from ground import peers
 from ground.api import Api, Object
 from ground.controlplane import ControlPlane
@@ -122,7 +123,8 @@ class LocalGround(Ground):
         super().__init__(instance)
         self.rocketmq = RocketMQ(instance)
         self._plane = ControlPlane(instance)
-        self._node = LocalNode(instance, self._plane)
+        # The sidecars' image has compiled modules, so pods use these, too.
+        self._node = LocalNode(instance, self._plane, options=[f"--variable=PYTHONPATH={compiled_package()}"])
 
     def up(self) -> None:
         """Start broker, API server, node and operator."""

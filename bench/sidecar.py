@@ -69,6 +69,7 @@ def _measure_throughput(rocketmq: RocketMQ) -> Iterator[Row]:
     bridge = passes["bridge"]
     yield from _throughput_rows("pushed to an app, 32 at a time", passes["batch"], java, "≥ 10,000/s")
     yield from _throughput_rows("pushed to an app, one at a time", single, java, "≥ 3,000/s")
+    yield from _throughput_rows("pushed to an app, one at a time, without compiled modules", passes["pure"], java)
     yield from _throughput_rows("polled by an app, 32 at a time", passes["asked"], java, "≥ 15,000/s")
     yield from _throughput_rows("pushed to an app, both by HTTP, one at a time", single, bridge)
     loaded = f"{_peak([*passes['batch'], *single, *passes['asked']])} MB; Java {_peak(java)} MB"
@@ -88,6 +89,7 @@ def _measure_passes(rocketmq: RocketMQ) -> dict[str, list[_Consumed]]:
     measures: dict[str, Callable[[str], _Consumed]] = {
         "batch": lambda group: _measure_member(rocketmq, group, maxBatch=32),
         "single": lambda group: _measure_member(rocketmq, group, messages=MESSAGES // 4),
+        "pure": lambda group: _measure_member(rocketmq, group, messages=MESSAGES // 4, compiled=False),
         "asked": lambda group: _measure_member(rocketmq, group, mode="Pull"),
         "java": partial(_measure_java, rocketmq),
         "bridge": partial(_measure_bridge, rocketmq),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from compiled import COMPILED_MODULES
 from ground.node import RealNode
 from ground.node.build import CREATED, REVISION, build_image
 
@@ -28,10 +29,11 @@ SECURITY_CONTEXT = {
 }
 IMPORT_AND_PRINT_FACTS = """
 import importlib, json, os, sys
-for module in sys.argv[1:]:
-    importlib.import_module(module)
+modules = [importlib.import_module(module) for module in sys.argv[1:]]
+compiled = sorted(module.__name__ for module in modules if module.__file__.endswith(".so"))
 read_only = bool(os.statvfs("/").f_flag & os.ST_RDONLY)
-print(json.dumps({"user": os.getuid(), "read only": read_only, "shell": os.access("/bin/sh", os.X_OK)}))
+facts = {"user": os.getuid(), "read only": read_only, "shell": os.access("/bin/sh", os.X_OK), "compiled": compiled}
+print(json.dumps(facts))
 """
 
 
@@ -140,7 +142,7 @@ def test_image_runs_on_a_read_only_root_without_a_shell(real_node: RealNode, ima
         "operator": import_container(
             images["operator"], "numpy", "kopf", "rota.kube.operator", "rota.kube.telemetry.span_export"
         ),
-        "sidecar": import_container(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", "rota.sidecar.main"),
+        "sidecar": import_container(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", *COMPILED_MODULES),
     }
     hidden = [{"name": "nothing", "mountPath": path} for path in SHELLS]
     common_fields = {"securityContext": SECURITY_CONTEXT, "volumeMounts": hidden}
@@ -153,9 +155,9 @@ def test_image_runs_on_a_read_only_root_without_a_shell(real_node: RealNode, ima
     real_node.kubectl("create", "-f-", feed=json.dumps(pod))
     real_node.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/images", "--timeout=180s")
     assert "Usage: rota operator" in real_node.kubectl("logs", "images", "-c", "help")
-    for name in ("operator", "sidecar"):
+    for name, compiled in (("operator", []), ("sidecar", COMPILED_MODULES)):
         facts = json.loads(real_node.kubectl("logs", "images", "-c", name))
-        assert facts == {"user": 65532, "read only": True, "shell": False}
+        assert facts == {"user": 65532, "read only": True, "shell": False, "compiled": compiled}
 
 
 def import_container(image: Image, *modules: str) -> dict[str, Any]:

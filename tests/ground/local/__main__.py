@@ -33,6 +33,13 @@ def main() -> None:
         metavar="NAME=COMMAND",
         help="what to run for an image, known by its name without registry, folders and tag",
     )
+    parser.add_argument(
+        "--variable",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an environment variable of all containers",
+    )
     parser.add_argument("--sync-seconds", type=float, default=60, help="least time between refreshes of volumes")
     parser.add_argument("--backoff-seconds", type=float, default=10, help="delay before the second restart; it doubles")
     options = parser.parse_args()
@@ -51,6 +58,7 @@ async def _run(options: argparse.Namespace) -> None:
             address=f"{options.block}.0.1",
             folder=options.folder,
             images={name: shlex.split(command) for name, command in images.items()},
+            added_variables=dict(variable.split("=", 1) for variable in options.variable),
             sync_seconds=options.sync_seconds,
             backoff_seconds=options.backoff_seconds,
             label=options.label,

@@ -42,6 +42,7 @@ class Site:
     address: str
     folder: Path
     images: Mapping[str, Sequence[str]]
+    added_variables: Mapping[str, str]  # of every container, in addition to the usual ones
     sync_seconds: float
     backoff_seconds: float
     label: str
@@ -55,7 +56,8 @@ class Site:
         path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         common = {"PATH": path, "LANG": "C.UTF-8", "KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         ground = os.environ.get(_TAG)  # by which `Instance.down` finds containers, under a name other than the agent's
-        return common | ({_TAG: f"{ground}-pods"} if ground else {})
+        tag = {_TAG: f"{ground}-pods"} if ground else {}
+        return {**common, **self.added_variables, **tag}
 
 
 class NotYet(Exception):  # noqa: N818 - it waits

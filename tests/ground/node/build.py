@@ -17,7 +17,7 @@ from ground.node.images import overlays, pack, pack_program
 from ground.programs import wheel
 from ground.report import progress
 
-_INPUTS = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "README.md", "LICENSE", "operator")
+_INPUTS = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "README.md", "LICENSE", "operator", "docker")
 _MOST_IMAGES = 3  # images of one target
 _MEBIBYTES = 4096  # of buildah's layers
 
@@ -35,11 +35,7 @@ def build_image(target: str, tag: str, source: Path = PROJECT) -> Path:
     """Build one target of the Dockerfile in `source` and return it as an archive; built once per content."""
     recipe = "\n".join([target, tag, _suite(), *_digests(source)])
     built = cache.entry(f"image-{target}", recipe, partial(build_into, target=target, tag=tag, source=source))
-    os.utime(built)
-    with cache.locked(cache.folder() / f"image-{target}.lock"):
-        images = [path for path in cache.folder().glob(f"image-{target}-*") if path.is_dir()]
-        for old in sorted(images, key=lambda path: path.stat().st_mtime)[:-_MOST_IMAGES]:
-            cache.remove(old)
+    cache.remove_oldest(f"image-{target}", _MOST_IMAGES)
     return built / f"{target}.tar"
 
 
@@ -49,6 +45,7 @@ def build_into(into: Path, target: str, tag: str, *options: str, source: Path = 
         arguments = {
             "BASE": _import(_base_image()),
             "UV": _import(_uv_image()),
+            "PYTHON_HEADERS": "libpython3-dev",
             "REVISION": REVISION,
             "CREATED": CREATED,
         }
