@@ -5,7 +5,7 @@ from functools import partial
 
 from rota.aio import loop_time
 from rota.kube.client.objects import ObjectKey, Pod
-from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, count_pods, run_polls, running_members
+from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, count_pods, run_polls
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 
@@ -21,14 +21,13 @@ async def poll_deliveries(get_groups: GetGroups, reports: ReportClient, on_chang
         """Return the members that are due; first update all delivery problems, which also begin and end with time."""
         groups = get_groups()
         now = loop_time()
-        member_count = count_pods(groups)
-        is_start_of_cycle = step % SCHEDULE.cycle_steps(member_count) == 0
+        is_start_of_cycle = step % SCHEDULE.cycle_steps(count_pods(groups)) == 0
         for key, group in groups.items():
             if is_start_of_cycle:
                 _forget_ended(group)
             if group.deliveries.update_problem(now):
                 on_change(key)
-        return SCHEDULE.select_due(running_members(groups), member_count, step)
+        return SCHEDULE.due_members(groups, step)
 
     await run_polls(select_due, partial(_poll_member, reports))
 

@@ -8,7 +8,7 @@ concurrently, so a slow member delays no other.
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -48,18 +48,24 @@ class PollSchedule(NamedTuple):
         steps = math.ceil(member_count / self.members_per_step)
         return min(max(steps, self.min_steps), self.max_steps)
 
-    def select_due(self, turns: Iterable[PollTurn], member_count: int, step: int) -> Iterator[PollTurn]:
-        """Yield the turns that fall into this step of a cycle over this many members."""
-        steps = self.cycle_steps(member_count)
-        return (turn for turn in turns if hash(turn.uid) % steps == step % steps)
+    def select_due(self, turns: Sequence[PollTurn], step: int) -> Iterator[PollTurn]:
+        """Yield the turns that fall into this step of a cycle over these turns."""
+        steps = self.cycle_steps(len(turns))
+        return (turn for turn in turns if _is_due(turn.uid, steps, step))
+
+    def due_members(self, groups: Mapping[ObjectKey, Group], step: int) -> Iterator[PollTurn]:
+        """Yield the running members that fall into this step of a cycle over all pods of the groups."""
+        steps = self.cycle_steps(count_pods(groups))
+        for key, group in groups.items():
+            for name, pod_state in group.pods.items():
+                uid = pod_state.pod.metadata.uid
+                # In this order: few of maybe 10,000 pods are due, and `is_running` takes several times as long.
+                if _is_due(uid, steps, step) and pod_state.pod.is_running:
+                    yield PollTurn(key, group, name, uid)
 
 
-def running_members(groups: Mapping[ObjectKey, Group]) -> Iterator[PollTurn]:
-    """Yield the members whose sidecar has started and has not ended."""
-    for key, group in groups.items():
-        for name, pod_state in group.pods.items():
-            if pod_state.pod.is_running:
-                yield PollTurn(key, group, name, pod_state.pod.metadata.uid)
+def _is_due(uid: str, cycle_steps: int, step: int) -> bool:
+    return hash(uid) % cycle_steps == step % cycle_steps
 
 
 def count_pods(groups: Mapping[ObjectKey, Group]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rota.aio import loop_time
 from rota.kube.client.objects import ObjectKey
-from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, count_pods, run_polls, running_members
+from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, run_polls
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.kube.state.group import Group
 from rota.redelivery import Redelivery
@@ -48,10 +48,8 @@ class ProgressPoller:
             else:
                 groups[key] = group
         self._tracked_groups = groups
-        members = [turn for turn in running_members(groups) if turn.group.pods[turn.name].decoded_report]
-        urgent = list(_urgent_turns(groups, members))
-        regularly_due = SCHEDULE.select_due(members, count_pods(groups), step)
-        return [*regularly_due, *URGENT_SCHEDULE.select_due(urgent, len(urgent), step)]
+        due = [turn for turn in SCHEDULE.due_members(groups, step) if turn.group.pods[turn.name].decoded_report]
+        return [*due, *URGENT_SCHEDULE.select_due(list(_urgent_turns(groups)), step)]
 
     async def _poll_member(self, turn: PollTurn) -> None:
         pods = turn.group.pods
@@ -80,9 +78,10 @@ class ProgressPoller:
         return MAX_TRACKED_QUEUES - total + len(group.pods.delivery_tracker.by_queue)
 
 
-def _urgent_turns(groups: Mapping[ObjectKey, Group], members: Iterable[PollTurn]) -> Iterator[PollTurn]:
+def _urgent_turns(groups: Mapping[ObjectKey, Group]) -> Iterator[PollTurn]:
     """Yield the members that respond and have just taken over queues."""
-    names_by_group = {key: group.pods.members_taking_over(loop_time()) for key, group in groups.items()}
-    for turn in members:
-        if turn.name in names_by_group[turn.group_key] and turn.group.pods[turn.name].unreachable_since is None:
-            yield turn
+    for key, group in groups.items():
+        for name in sorted(group.pods.members_taking_over(loop_time())):
+            state = group.pods.get(name)
+            if state and state.pod.is_running and state.decoded_report and state.unreachable_since is None:
+                yield PollTurn(key, group, name, state.pod.metadata.uid)

@@ -12,7 +12,7 @@ from functools import partial
 
 from rota.aio import loop_time
 from rota.kube.client.objects import ObjectKey
-from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, count_pods, run_polls, running_members
+from rota.kube.members.polling_schedule import GetGroups, PollSchedule, PollTurn, run_polls
 from rota.kube.members.report_client import Endpoint, ReportClient
 from rota.model import Queue
 
@@ -23,9 +23,7 @@ async def poll_reports(get_groups: GetGroups, reports: ReportClient, on_change: 
     """Poll the reports of all members forever; call `on_change` for each group whose plan may change."""
 
     def select_due(step: int) -> Iterable[PollTurn]:
-        groups = get_groups()
-        due = SCHEDULE.select_due(running_members(groups), count_pods(groups), step)
-        return [turn for turn in due if not _has_long_poll(turn)]
+        return [turn for turn in SCHEDULE.due_members(get_groups(), step) if not _has_long_poll(turn)]
 
     await run_polls(select_due, partial(_poll_member, reports, on_change))
 

@@ -23,6 +23,8 @@ from rota.model import Poke
 from rota.planner import Plan
 
 MAX_CONCURRENT_ANNOTATIONS = 20  # concurrent annotation writes of one group
+BUSY_WRITES = 50  # with so many annotations being written for all groups, only urgent first pokes are added
+BUSY_RETRY_SECONDS = 1.0  # until a group whose repeated pokes were postponed is reconciled again
 # Limits of pokes for changed settings only, for all groups together. Such pokes are not urgent, as kubelets update the
 # mounted settings within a minute anyway, and must leave capacity of the API server to handovers.
 SETTINGS_POKES_PER_SECOND = 100.0
@@ -30,7 +32,7 @@ SETTINGS_POKES_BURST = 100
 REPEATED_POKES_PER_SECOND = 10.0  # a separate limit: pods that never obey must not use up the limit of first pokes
 # A watch may report a written annotation so long after the response to the write; until then it is not written again.
 WATCH_DELAY_SECONDS = 2.0
-SETTINGS_RETRY_SECONDS = 5.0  # until a group with postponed pokes is reconciled again: there may be 1,000 such groups
+SETTINGS_RETRY_SECONDS = 5.0  # the same for postponed pokes for settings: there may be 1,000 such groups
 
 _log = logging.getLogger(__name__)
 
@@ -54,14 +56,23 @@ class TokenBucket:
 
 
 class PokeLimits:
-    """The limits of pokes for changed settings only, which all groups share: 1,000 groups may share a policy."""
+    """The limits of less urgent pokes, which all groups share.
+
+    - Pokes for changed settings only: 1,000 groups may share a policy.
+    - Repeated pokes, while many annotations are being written: the API server is the bottleneck then, not the kubelets,
+      and more writes would delay the first pokes of other pods.
+    """
 
     def __init__(self) -> None:
+        self.writes_in_progress = 0  # of the annotators of all groups
         self._first = TokenBucket(SETTINGS_POKES_PER_SECOND, SETTINGS_POKES_BURST)
         self._repeated = TokenBucket(REPEATED_POKES_PER_SECOND, SETTINGS_POKES_BURST)
 
     def take_allowed(self, plan: Plan) -> Mapping[str, Poke]:
         """Return the pokes of a plan that may be sent now."""
+        if self.writes_in_progress >= BUSY_WRITES:
+            urgent = plan.pokes.keys() - plan.settings_only_pokes
+            return {name: poke for name, poke in plan.pokes.items() if name in urgent and poke.attempts == 1}
         first = sorted(name for name in plan.settings_only_pokes if plan.pokes[name].attempts == 1)
         repeated = sorted(plan.settings_only_pokes.difference(first))
         first_allowed = self._first.take(len(first), loop_time())
@@ -115,7 +126,10 @@ class PodAnnotator:
             for name, state in self._group.pods.items():
                 if state.is_staying and state.pod.deletion_cost != self._deletion_cost_of(state):
                     self._request(name, pokes.get(name))
-        return SETTINGS_RETRY_SECONDS if len(pokes) < len(plan.pokes) else math.inf
+        postponed = plan.pokes.keys() - pokes.keys()
+        if not postponed:
+            return math.inf
+        return SETTINGS_RETRY_SECONDS if postponed <= plan.settings_only_pokes else BUSY_RETRY_SECONDS
 
     def stop(self) -> None:
         """Send no further annotations until the next `annotate`."""
@@ -143,6 +157,7 @@ class PodAnnotator:
             return
         self._requested[name] = poke
         if name not in self._running:
+            self._limits.writes_in_progress += 1
             self._running[name] = self._tasks.start(self._write_requested(name))
 
     async def _write_requested(self, name: str) -> None:
@@ -156,6 +171,7 @@ class PodAnnotator:
                     if state := self._group.pods.get(name):  # None: the pod has ended
                         await self._write(state, poke)
         finally:
+            self._limits.writes_in_progress -= 1
             del self._running[name]
 
     async def _write(self, state: PodState, poke: Poke | None) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, cast
 
 import msgspec
@@ -12,7 +13,13 @@ from rota.aio import BackgroundTasks, loop_time
 from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.client.objects import DELETION_COST_ANNOTATION, Pod
 from rota.kube.reconcile import pod_annotator
-from rota.kube.reconcile.pod_annotator import SETTINGS_POKES_BURST, WATCH_DELAY_SECONDS, PodAnnotator, PokeLimits
+from rota.kube.reconcile.pod_annotator import (
+    BUSY_WRITES,
+    SETTINGS_POKES_BURST,
+    WATCH_DELAY_SECONDS,
+    PodAnnotator,
+    PokeLimits,
+)
 from rota.kube.state.group import Group
 from rota.model import Poke
 from rota.planner import Plan
@@ -224,3 +231,23 @@ async def test_poke_for_settings_above_the_limit_is_postponed(api: WaitingApi, t
         await run_tasks()
         await api.answer_all()
     assert [name for name, _ in api.writes] == names[:-1]
+
+
+async def test_poke_that_is_repeated_is_postponed_while_many_annotations_are_being_written(
+    api: WaitingApi, tasks: BackgroundTasks
+) -> None:
+    limits = PokeLimits()
+    busy_names = [f"pod-{number:02}" for number in range(BUSY_WRITES)]
+    busy, other = (PodAnnotator(cast("Any", api), a_group(*names), limits, tasks) for names in (busy_names, "ab"))
+    assert busy.annotate(a_plan(**dict.fromkeys(busy_names, 7))) == inf
+    await run_tasks()
+    api.writes.clear()
+    plan = replace(LATER, pokes={"a": Poke(7, 2), "b": Poke(7, 1)})
+    assert other.annotate(plan) == 1.0
+    await run_tasks()
+    assert api.writes == [("b", "7")]
+    while busy._running:
+        await api.answer_all()
+    assert other.annotate(replace(LATER, pokes={"a": Poke(7, 2)})) == inf
+    await run_tasks()
+    assert api.writes[-1] == ("a", "7")
