@@ -68,9 +68,14 @@ class PokeLimits:
         self._first = TokenBucket(SETTINGS_POKES_PER_SECOND, SETTINGS_POKES_BURST)
         self._repeated = TokenBucket(REPEATED_POKES_PER_SECOND, SETTINGS_POKES_BURST)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether so many annotations are being written that the API server is the bottleneck."""
+        return self.writes_in_progress >= BUSY_WRITES
+
     def take_allowed(self, plan: Plan) -> Mapping[str, Poke]:
         """Return the pokes of a plan that may be sent now."""
-        if self.writes_in_progress >= BUSY_WRITES:
+        if self.is_busy:
             urgent = plan.pokes.keys() - plan.settings_only_pokes
             return {name: poke for name, poke in plan.pokes.items() if name in urgent and poke.attempts == 1}
         first = sorted(name for name in plan.settings_only_pokes if plan.pokes[name].attempts == 1)
@@ -140,6 +145,15 @@ class PodAnnotator:
         count = self._write_count
         self._write_count = 0
         return count
+
+    async def wait_while_busy(self) -> None:
+        """While the API server is the bottleneck, wait until all that was requested for this group is written.
+
+        The group's next assignment is planned later then, so that it covers more reports: assignments that follow each
+        other quickly would need more pokes.
+        """
+        if self._limits.is_busy:
+            await self.wait_until_written()
 
     async def wait_until_written(self) -> None:
         """Wait until all that was requested is written, or has failed."""

@@ -113,6 +113,7 @@ class Reconciler:
         seconds_to_next_poke = math.inf
         if group.uid == uid_before:  # nothing follows for a group that was deleted or recreated during the write
             seconds_to_next_poke = self._follow_up(queued, pending, is_written=needs_write)
+            await queued.annotator.wait_while_busy()
         return min(
             new_plan.requeue_after,
             seconds_to_next_poke,

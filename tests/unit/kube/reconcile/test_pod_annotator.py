@@ -246,8 +246,13 @@ async def test_poke_that_is_repeated_is_postponed_while_many_annotations_are_bei
     assert other.annotate(plan) == 1.0
     await run_tasks()
     assert api.writes == [("b", "7")]
+    waiting = asyncio.create_task(other.wait_while_busy())
+    await run_tasks()
+    assert not waiting.done()
     while busy._running:
         await api.answer_all()
+    assert waiting.done()
+    await other.wait_while_busy()
     assert other.annotate(replace(LATER, pokes={"a": Poke(7, 2)})) == inf
     await run_tasks()
     assert api.writes[-1] == ("a", "7")
