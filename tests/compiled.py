@@ -17,7 +17,7 @@ from ground.report import progress
 COMPILED_MODULES = (PROJECT / "docker/compiled_modules.txt").read_text().split()
 _SCRIPT = PROJECT / "docker/compile_sidecar.py"
 _SOURCE = PROJECT / "operator"
-_KEPT = 3  # packages of this many versions of the sources stay in the cache
+_KEPT = 10  # packages of this many versions of the sources stay in the cache
 
 
 def compiled_package() -> Path:
