@@ -1,6 +1,6 @@
 """Together with Kubernetes' own controllers: autoscalers set replicas, workload controllers create and delete pods."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 import pytest
@@ -140,9 +140,15 @@ async def test_autoscaling_to_zero_and_back_works_through_the_scale_subresource(
 # Deletion costs.
 
 
-async def costs(world: OperatedNamespace) -> dict[str, str]:
-    pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
-    return {pod["metadata"]["name"]: pod["metadata"]["annotations"][DELETION_COST_ANNOTATION] for pod in pods}
+async def wait_for_costs(world: OperatedNamespace, costs: Mapping[str, str]) -> None:
+    """Wait until the pods have these deletion costs: members may obey an assignment before all pods are annotated."""
+
+    async def has_costs() -> bool:
+        pods = await world.api.list(f"/api/v1/namespaces/{world.namespace}/pods")
+        annotations = {pod["metadata"]["name"]: pod["metadata"].get("annotations", {}) for pod in pods}
+        return {name: texts.get(DELETION_COST_ANNOTATION) for name, texts in annotations.items()} == costs
+
+    await world.soon(has_costs)
 
 
 async def test_deletion_cost_of_a_pod_is_its_number_of_owned_queues(world: OperatedNamespace) -> None:
@@ -150,10 +156,10 @@ async def test_deletion_cost_of_a_pod_is_its_number_of_owned_queues(world: Opera
     await world.wait_for_shares(4, 4)
     await world.fleet.add("orders-c")
     await world.wait_for_shares(3, 3, 2)
-    assert await costs(world) == {name: str(share) for name, share in world.fleet.shares.items()}
+    await wait_for_costs(world, {name: str(share) for name, share in world.fleet.shares.items()})
     await world.fleet.members.pop("orders-a").kill()
     await world.wait_for_shares(4, 4)
-    assert await costs(world) == {"orders-b": "4", "orders-c": "4"}
+    await wait_for_costs(world, {"orders-b": "4", "orders-c": "4"})
 
 
 async def test_deletion_cost_that_is_wrong_is_corrected(world: OperatedNamespace) -> None:
@@ -161,11 +167,7 @@ async def test_deletion_cost_that_is_wrong_is_corrected(world: OperatedNamespace
     await world.wait_for_shares(4, 4)
     path = f"/api/v1/namespaces/{world.namespace}/pods/orders-a"
     await world.api.patch(path, {"metadata": {"annotations": {DELETION_COST_ANNOTATION: "9"}}})
-
-    async def is_corrected() -> bool:
-        return await costs(world) == {"orders-a": "4", "orders-b": "4"}
-
-    await world.soon(is_corrected)
+    await wait_for_costs(world, {"orders-a": "4", "orders-b": "4"})
 
 
 async def test_scale_down_deletes_the_pod_with_fewest_queues_even_if_it_is_the_oldest(world: OperatedNamespace) -> None:

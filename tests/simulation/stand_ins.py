@@ -209,7 +209,8 @@ class Server:
             self._world.api.patch(name, annotations=annotations)
         if name in self._world.kubelets:
             self._world.kubelets[name].on_poke(parse_poke(annotations))
-        return cast("T", PartialObjectMetadata(Metadata(name=name)))
+        version = str(self._world.api.pods[name].version)
+        return cast("T", PartialObjectMetadata(Metadata(name=name, resource_version=version)))
 
     async def apply(self, _: str, body: Mapping[str, Any], _kind: type[T]) -> T:
         await asyncio.sleep(self._operator.random.uniform(0.0, 0.02))

@@ -9,8 +9,9 @@ Each write names the uid of its pod, so that the API server rejects a write for 
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from rota.aio import BackgroundTasks, loop_time
 from rota.kube.client.api import Api, ApiError, NoResponseError
@@ -19,20 +20,22 @@ from rota.kube.client.paths import object_path
 from rota.kube.state.group import Group
 from rota.kube.state.pod_state import PodState
 from rota.logs import group_fields
-from rota.model import Poke
+from rota.model import Holder, Poke
 from rota.planner import Plan
 
 MAX_CONCURRENT_ANNOTATIONS = 20  # concurrent annotation writes of one group
-BUSY_WRITES = 50  # with so many annotations being written for all groups, only urgent first pokes are added
-BUSY_RETRY_SECONDS = 1.0  # until a group whose repeated pokes were postponed is reconciled again
+# Repeated pokes and pokes for settings are limited while so many annotation writes of all groups are in progress, or
+# so many pods of the group itself wait for theirs.
+BUSY_WRITES = 50
+BUSY_POKES_PER_SECOND = 5  # repeated pokes and pokes for settings of all groups meanwhile
+BUSY_RETRY_SECONDS = 1.0  # until a group with postponed pokes is reconciled again
 # Limits of pokes for changed settings only, for all groups together. Such pokes are not urgent, as kubelets update the
 # mounted settings within a minute anyway, and must leave capacity of the API server to handovers.
 SETTINGS_POKES_PER_SECOND = 100.0
 SETTINGS_POKES_BURST = 100
 REPEATED_POKES_PER_SECOND = 10.0  # a separate limit: pods that never obey must not use up the limit of first pokes
-# A watch may report a written annotation so long after the response to the write; until then it is not written again.
-WATCH_DELAY_SECONDS = 2.0
-SETTINGS_RETRY_SECONDS = 5.0  # the same for postponed pokes for settings: there may be 1,000 such groups
+SETTINGS_RETRY_SECONDS = 5.0  # instead of BUSY_RETRY_SECONDS, if only pokes for settings are postponed: in many groups
+MAX_WAIT_SECONDS = 10.0  # for which status, Events and the next reconcile wait for a group's annotation writes
 
 _log = logging.getLogger(__name__)
 
@@ -60,42 +63,52 @@ class PokeLimits:
 
     - Pokes for changed settings only: 1,000 groups may share a policy.
     - Repeated pokes, while many annotations are being written: the API server is the bottleneck then, not the kubelets,
-      and more writes would delay the first pokes of other pods.
+      and more writes would delay the first pokes of other pods. A few are allowed even then: the writes of one group
+      may take hours, if a webhook hangs, and must not stop the repeated pokes of all others.
     """
 
     def __init__(self) -> None:
         self.writes_in_progress = 0  # of the annotators of all groups
         self._first = TokenBucket(SETTINGS_POKES_PER_SECOND, SETTINGS_POKES_BURST)
         self._repeated = TokenBucket(REPEATED_POKES_PER_SECOND, SETTINGS_POKES_BURST)
+        self._while_busy = TokenBucket(BUSY_POKES_PER_SECOND, BUSY_POKES_PER_SECOND)
 
     @property
     def is_busy(self) -> bool:
         """Whether so many annotations are being written that the API server is the bottleneck."""
         return self.writes_in_progress >= BUSY_WRITES
 
-    def take_allowed(self, plan: Plan) -> Mapping[str, Poke]:
-        """Return the pokes of a plan that may be sent now."""
-        if self.is_busy:
-            urgent = plan.pokes.keys() - plan.settings_only_pokes
-            return {name: poke for name, poke in plan.pokes.items() if name in urgent and poke.attempts == 1}
-        first = sorted(name for name in plan.settings_only_pokes if plan.pokes[name].attempts == 1)
-        repeated = sorted(plan.settings_only_pokes.difference(first))
-        first_allowed = self._first.take(len(first), loop_time())
-        repeated_allowed = self._repeated.take(len(repeated), loop_time())
-        # The first pods in alphabetical order are poked; the pokes of the others are postponed.
-        postponed = {*first[first_allowed:], *repeated[repeated_allowed:]}
-        return {name: poke for name, poke in plan.pokes.items() if name not in postponed}
+    def take_allowed(
+        self, pokes: Mapping[str, Poke], settings_only: AbstractSet[str], *, is_busy: bool
+    ) -> Mapping[str, Poke]:
+        """Return the pokes that may be sent now, the first pods in alphabetical order; the others are postponed.
+
+        `settings_only` are the pods that are poked for changed settings only.
+        """
+        repeated = {name for name, poke in pokes.items() if poke.attempts > 1}
+        if is_busy:
+            postponed = _exceeding(self._while_busy, repeated | settings_only)
+        else:
+            postponed = _exceeding(self._first, settings_only - repeated)
+            postponed |= _exceeding(self._repeated, settings_only & repeated)
+        return {name: poke for name, poke in pokes.items() if name not in postponed}
+
+
+def _exceeding(bucket: TokenBucket, names: Iterable[str]) -> set[str]:
+    """Return the names that exceed a limit now, the last ones in alphabetical order."""
+    ordered = sorted(names)
+    return set(ordered[bucket.take(len(ordered), loop_time()) :])
 
 
 class _Write(NamedTuple):
-    """A write of a pod's annotations that is in progress or has succeeded."""
+    """A write of a pod's annotations that is in progress, or has succeeded and was not reported by the watch yet."""
 
-    metadata: Mapping[str, Any]  # uid and annotations
-    written_at: float = math.inf  # by the loop's clock; inf: in progress
+    annotations: Mapping[str, str]
+    version: float = math.inf  # the pod's resource version after the write; inf: in progress
 
-    def covers(self, metadata: Mapping[str, Any], now: float) -> bool:
-        """Whether this write makes another one of the same metadata unnecessary."""
-        return self.metadata == metadata and now - self.written_at < WATCH_DELAY_SECONDS
+    def covers(self, annotations: Mapping[str, str]) -> bool:
+        """Whether this write has these annotations, so that no other write of them is needed."""
+        return annotations.items() <= self.annotations.items()
 
 
 class PodAnnotator:
@@ -110,10 +123,16 @@ class PodAnnotator:
         self._limits = limits
         self._tasks = tasks
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_ANNOTATIONS)
-        self._requested: dict[str, Poke | None] = {}  # by pod; None: its deletion cost only
-        self._last_writes: dict[str, _Write] = {}  # by pod
-        self._running: dict[str, asyncio.Task[None]] = {}  # by pod: the task that writes all that is requested for it
+        self._queued: dict[Holder, Poke | None] = {}  # pods to be annotated; None: with the deletion cost only
+        self._last_writes: dict[Holder, _Write] = {}
+        self._running: dict[Holder, asyncio.Task[None]] = {}  # the task that writes all that is queued for a pod
+        self._running_since = 0.0  # since when at least one of these tasks runs
         self._write_count = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether more writes of this group would only wait, for the API server or for the group's earlier writes."""
+        return self._limits.is_busy or len(self._running) >= BUSY_WRITES
 
     def annotate(self, plan: Plan) -> float:
         """Start to write the pokes of a plan that are allowed now, and outdated deletion costs.
@@ -122,23 +141,29 @@ class PodAnnotator:
         with pokes. They are written alone only if the group is settled (no member's report could change the next plan),
         because they would change again with the next assignment.
         """
-        for name in self._last_writes.keys() - self._group.pods.keys():
-            del self._last_writes[name]
-        pokes = self._limits.take_allowed(plan)
-        for name, poke in pokes.items():
-            self._request(name, poke)
+        self._forget_reported_writes()
+        pods = self._group.pods
+        # The planner repeats a poke until the watch reports it. Only new pokes count towards the limits.
+        new_pokes = {name: poke for name, poke in plan.pokes.items() if self._is_new(name, poke)}
+        settings_only = plan.settings_only_pokes & new_pokes.keys()
+        allowed = self._limits.take_allowed(new_pokes, settings_only, is_busy=self.is_busy)
+        for name, poke in allowed.items():
+            self._request(pods[name], poke)
         if not plan.members_to_poll:
-            for name, state in self._group.pods.items():
+            for state in pods.values():
                 if state.is_staying and state.pod.deletion_cost != self._deletion_cost_of(state):
-                    self._request(name, pokes.get(name))
-        postponed = plan.pokes.keys() - pokes.keys()
+                    self._request(state, None)
+        postponed = new_pokes.keys() - allowed.keys()
         if not postponed:
             return math.inf
-        return SETTINGS_RETRY_SECONDS if postponed <= plan.settings_only_pokes else BUSY_RETRY_SECONDS
+        return SETTINGS_RETRY_SECONDS if postponed <= settings_only else BUSY_RETRY_SECONDS
 
     def stop(self) -> None:
-        """Send no further annotations until the next `annotate`."""
-        self._requested.clear()
+        """Start no further write until the next `annotate`.
+
+        Writes in progress continue. If another operator leads by then, it pokes the pod again for a newer assignment.
+        """
+        self._queued.clear()
 
     def take_write_count(self) -> int:
         """Return the number of successful writes since the last call."""
@@ -152,64 +177,91 @@ class PodAnnotator:
         The group's next assignment is planned later then, so that it covers more reports: assignments that follow each
         other quickly would need more pokes.
         """
-        if self._limits.is_busy:
+        if self.is_busy:
             await self.wait_until_written()
 
     async def wait_until_written(self) -> None:
-        """Wait until all that was requested is written, or has failed."""
-        while self._running:
-            await asyncio.wait(self._running.values())
+        """Wait until no write is requested or in progress, or until that has lasted for MAX_WAIT_SECONDS.
 
-    def _request(self, name: str, poke: Poke | None) -> None:
+        New requests may follow without end: if writes fail, the planner requests them again.
+        """
+        while self._running:
+            seconds_left = self._running_since + MAX_WAIT_SECONDS - loop_time()
+            if seconds_left <= 0:
+                return
+            await asyncio.wait(self._running.values(), timeout=seconds_left)
+
+    def _forget_reported_writes(self) -> None:
+        """Forget the writes that the watch has reported, and those of ended pods."""
+        unreported: dict[Holder, _Write] = {}
+        for holder, write in self._last_writes.items():
+            state = self._group.pods.find(holder)
+            if state and state.pod.metadata.version_number < write.version:
+                unreported[holder] = write
+        self._last_writes = unreported
+
+    def _is_new(self, name: str, poke: Poke) -> bool:
+        """Whether the pod exists, and its poke is neither queued nor being written nor written."""
         state = self._group.pods.get(name)
         if state is None:  # the pod ended while the assignment was written
-            return
-        poke = poke or self._requested.get(name)
-        last_write = self._last_writes.get(name)
-        if last_write and last_write.covers(self._metadata_of(state, poke), loop_time()):
-            self._requested.pop(name, None)
-            return
-        self._requested[name] = poke
-        if name not in self._running:
-            self._limits.writes_in_progress += 1
-            self._running[name] = self._tasks.start(self._write_requested(name))
+            return False
+        last_write = self._last_writes.get(state.pod.holder)
+        is_written = last_write is not None and last_write.covers({POKE_ANNOTATION: str(poke)})
+        return not is_written and self._queued.get(state.pod.holder) != poke
 
-    async def _write_requested(self, name: str) -> None:
-        """Write the newest requested annotations of a pod, until no others have been requested meanwhile."""
+    def _request(self, state: PodState, poke: Poke | None) -> None:
+        """Queue a pod's deletion cost, along with a poke (None: with the queued one), and start a task to write it."""
+        holder = state.pod.holder
+        poke = poke or self._queued.get(holder)
+        last_write = self._last_writes.get(holder)
+        if last_write and last_write.covers(self._annotations_of(state, poke)):
+            self._queued.pop(holder, None)
+            return
+        self._queued[holder] = poke
+        if not self._running:
+            self._running_since = loop_time()
+        if holder not in self._running:
+            self._running[holder] = self._tasks.start(self._write_queued(holder))
+
+    async def _write_queued(self, holder: Holder) -> None:
+        """Write the newest queued annotations of a pod, until none are queued."""
         try:
-            while name in self._requested:
+            while holder in self._queued:
                 async with self._slots:
-                    if name not in self._requested:  # `stop` was called meanwhile
+                    if holder not in self._queued:  # `stop` was called meanwhile, or the last write covers it
                         return
-                    poke = self._requested.pop(name)
-                    if state := self._group.pods.get(name):  # None: the pod has ended
+                    poke = self._queued.pop(holder)
+                    if state := self._group.pods.find(holder):  # None: the pod has ended
                         await self._write(state, poke)
         finally:
-            self._limits.writes_in_progress -= 1
-            del self._running[name]
+            del self._running[holder]
 
     async def _write(self, state: PodState, poke: Poke | None) -> None:
-        name = state.pod.metadata.name
-        metadata = self._metadata_of(state, poke)
-        in_progress = self._last_writes[name] = _Write(metadata)
-        path = object_path("pods", self._group.namespace, name)
+        holder = state.pod.holder
+        annotations = self._annotations_of(state, poke)
+        body = {"metadata": {"uid": holder.uid, "annotations": annotations}}
+        path = object_path("pods", self._group.namespace, holder.name)
+        fields = group_fields(self._group.namespace, self._group.name, member=holder.name)
+        in_progress = self._last_writes[holder] = _Write(annotations)
+        self._limits.writes_in_progress += 1
         try:
-            await self._api.merge_patch(path, {"metadata": metadata}, PartialObjectMetadata)
-            self._last_writes[name] = _Write(metadata, loop_time())
+            written = await self._api.merge_patch(path, body, PartialObjectMetadata)
+            self._last_writes[holder] = _Write(annotations, written.metadata.version_number)
             self._write_count += 1
         except (ApiError, NoResponseError) as error:
             has_ended = isinstance(error, ApiError) and (error.is_not_found or error.is_conflict)
             if not has_ended:  # an ended pod needs no warning: the watch reports it
-                fields = group_fields(self._group.namespace, self._group.name, member=name)
                 _log.warning("A pod could not be annotated: %s", error, extra=fields)
+        except Exception:  # noqa: BLE001 - affects one pod; the next plan pokes it again
+            _log.exception("Annotating a pod failed unexpectedly", extra=fields)
         finally:
-            if self._last_writes.get(name) is in_progress:  # it failed
-                del self._last_writes[name]
+            self._limits.writes_in_progress -= 1
+            if self._last_writes.get(holder) is in_progress:  # it failed
+                del self._last_writes[holder]
 
-    def _metadata_of(self, state: PodState, poke: Poke | None) -> dict[str, Any]:
+    def _annotations_of(self, state: PodState, poke: Poke | None) -> dict[str, str]:
         pokes = {POKE_ANNOTATION: str(poke)} if poke else {}
-        annotations = {**pokes, DELETION_COST_ANNOTATION: self._deletion_cost_of(state)}
-        return {"uid": state.pod.metadata.uid, "annotations": annotations}
+        return {**pokes, DELETION_COST_ANNOTATION: self._deletion_cost_of(state)}
 
     def _deletion_cost_of(self, state: PodState) -> str:
         return str(len(self._group.stored_assignment.shares.get(state.pod.holder, ())))

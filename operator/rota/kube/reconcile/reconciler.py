@@ -31,7 +31,7 @@ from rota.planner import Plan, Snapshot, plan
 
 @dataclass
 class QueuedGroup:
-    """A group, the objects that serve it alone, and when it is reconciled next."""
+    """A group, its watchers, writers and publisher, and when it is reconciled next."""
 
     group: Group
     watchers: ReportWatchers
@@ -44,7 +44,7 @@ class QueuedGroup:
     failures: int = 0  # failed reconciles in a row
 
     def stop(self) -> None:
-        """Cancel the timer and all that follows a reconcile, until the group is enqueued again."""
+        """Stop the timer, polls, and writes to pods, status and Deployment, until the group is enqueued again."""
         if self.timer:
             self.timer.cancel()
             self.timer = None
@@ -60,7 +60,8 @@ class ReconcileResult(NamedTuple):
     group: Group
     plan: Plan
     planning_seconds: float
-    write_counts: Mapping[str, int]  # by kind; all but ConfigMaps are written later, and counted next time
+    # By kind. Only the ConfigMap is written by this reconcile; the others were written since the previous one.
+    write_counts: Mapping[str, int]
 
 
 class Reconciler:
@@ -172,7 +173,7 @@ class Reconciler:
     def _follow_up(self, queued: QueuedGroup, pending: PendingPlan, *, is_written: bool) -> float:
         """Poke pods, and publish status, Events and journal records of a plan whose assignment is stored.
 
-        All that needs requests runs in the background. Return the seconds until postponed pokes are due.
+        Pokes, status and Events are written by background tasks. Return the seconds until postponed pokes are due.
         """
         group = queued.group
         new_plan = pending.plan
@@ -194,7 +195,7 @@ class Reconciler:
         return seconds_to_next_poke
 
     def _start_drains(self, group: Group, new_plan: Plan) -> None:
-        """Ask, in the background, the members that must end to drain."""
+        """Request the members that are to end, in background tasks, to drain."""
         for holder in new_plan.members_to_drain:
             if state := group.pods.find(holder):
                 self._tasks.start(self._reports.drain(Endpoint.from_pod(state.pod, group.uid)))

@@ -92,7 +92,10 @@ class StatusPublisher:
         requeue_after: Callable[[float], None],
         wait_for_pokes: Callable[[], Awaitable[None]],
     ) -> None:
-        """`requeue_after` reconciles the group after a number of seconds; `wait_for_pokes` waits until none is sent."""
+        """`requeue_after` reconciles the group after a number of seconds.
+
+        `wait_for_pokes` returns once all pokes of the group are written, or a time limit has passed.
+        """
         self._group = group
         self._resources = resources
         self._api = resources.api
@@ -135,7 +138,7 @@ class StatusPublisher:
         """Write the newest status, and then one Event at a time: a newer status does not wait for all Events."""
         try:
             while self._queued_status is not None or self._queued_events:
-                await self._wait_for_pokes()  # members wait for these, so they are written first
+                await self._wait_for_pokes()  # pokes have priority: handovers wait for them
                 async with self._resources.status_slots:
                     if self._queued_status is not None:
                         status = self._queued_status
