@@ -5,6 +5,7 @@ import errno
 import json
 import time
 from base64 import b64decode
+from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -397,17 +398,19 @@ async def test_orderly_delivery_that_ends_after_its_lock_expired_counts_as_finis
 async def test_push_awaiting_a_connection_is_sent_unless_the_queue_was_lost_during_a_stall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stalled: bool
 ) -> None:
-    connect = http_post.HttpPoster._connect
+    loop = asyncio.get_running_loop()
+    connect = loop.create_connection
     requested = asyncio.Event()
     latch = Latch()
 
-    async def late(self: http_post.HttpPoster, until: float) -> Any:
-        requested.set()
-        await latch.opened.wait()
-        return await connect(self, until)
+    async def connect_late(factory: Callable[[], Any], *args: Any, **options: Any) -> Any:
+        if factory is http_post._Connection:
+            requested.set()
+            await latch.opened.wait()
+        return await connect(factory, *args, **options)
 
     async with a_member(tmp_path) as member:
-        monkeypatch.setattr(http_post.HttpPoster, "_connect", late)
+        monkeypatch.setattr(loop, "create_connection", connect_late)
         monkeypatch.setattr(aio, "STALL_SECONDS", 0.5)
         await member.send("1", queue=0)
         await member.assign([FIRST])
