@@ -58,7 +58,8 @@ test-all: test ## Run every test that this machine can run: the quick ones, then
 test-compiled: $(READY) # run the tests of the sidecar with its compiled modules: minutes
 	@$(BIN)/python -m ground build
 	compiled=$$(cd tests; ../$(BIN)/python -m compiled)
-	PYTHONPATH=$$compiled $(PYTEST) -m "not slow" tests/unit/brokers tests/unit/sidecar tests/brokers tests/sidecar
+	ROTA_COMPILED=1 PYTHONPATH=$$compiled $(PYTEST) -m "not slow" tests/unit/project/test_compiled_modules.py \
+	  tests/unit/brokers tests/unit/sidecar tests/brokers tests/sidecar
 
 .PHONY: kind
 kind: $(READY) # test an installation in a cluster that kind makes: needs Docker

@@ -5,8 +5,17 @@ the folders of the package. Copied over an installed package, extension modules 
 the same names. These stay there, and are imported by any interpreter that the extension modules do not fit.
 
 The listed modules take half of the sidecar's CPU time; compiled, they save more than a third of it for messages that
-are pushed one by one (bench/README.md). None may define a msgspec Struct: a compiled class has lost the parameters of
-its fields' types, so msgspec would decode them wrongly.
+are pushed one by one (bench/README.md). They differ from Python in these points:
+
+- A class has lost the parameters of its fields' types. So no listed module defines a msgspec Struct: msgspec would
+  decode its fields wrongly.
+- While a coroutine or generator is suspended in an `except` or `finally` block, the error that it handles is the
+  current error of its whole thread, and may stay that. Every later error would be logged as raised during its handling.
+  So no listed module has an `await` or `yield` there.
+- An error loses its traceback on its way through a future into a task whose coroutine is compiled, and `raise … from`
+  has no effect.
+- From Python 3.12 on, each error that is passed into a compiled coroutine causes a DeprecationWarning, which Python
+  ignores by default.
 """
 
 import os

@@ -76,7 +76,9 @@ class HttpPoster:
         connection = self._take_idle() or await self._connect(deadline)
         try:
             status = await connection.send_request(head, body, deadline, may_send)
-        except _StaleConnectionError:  # the app has most likely not read the request: repeat it on a new connection
+        except _StaleConnectionError:  # the app has most likely not read the request
+            status = 0
+        if not status:  # repeat the request on a new connection; not in the handler, see docker/compile_sidecar.py
             connection = await self._reconnect(deadline)
             status = await connection.send_request(head, body, deadline, may_send)
         if self._closed:

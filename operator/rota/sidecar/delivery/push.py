@@ -311,7 +311,7 @@ class PushDelivery:
             case PushOutcome.RETRY if batch.window.orderly:
                 await self._retry_in_place(batch, messages)
             case PushOutcome.RETRY:
-                await asyncio.gather(*(self._settlement.retry(batch, message) for message in messages))
+                await self._settlement.retry_all(batch, messages)
 
     async def _retry_in_place(self, batch: Batch, messages: tuple[Message, ...]) -> None:
         """Retry messages of an Orderly queue, each alone, so that only the failing one becomes a dead letter."""

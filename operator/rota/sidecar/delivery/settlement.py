@@ -133,6 +133,14 @@ class Settlement:
         level = DEAD_LETTER_LEVEL if self.is_last_attempt(batch, message) else RETRY_LEVEL
         await self._send_back(batch, message, level)
 
+    async def retry_all(self, batch: Batch, messages: Iterable[Message]) -> None:
+        """Retry messages concurrently; after an unexpected error, raise it once all of them have ended."""
+        # Raised by `gather`, an error would lose the traceback that names its origin (docker/compile_sidecar.py).
+        retries = [self.retry(batch, message) for message in messages]
+        for error in await asyncio.gather(*retries, return_exceptions=True):
+            if error:
+                raise error
+
     async def dead_letter(self, batch: Batch, message: Message) -> None:
         """Have the broker store a message as a dead letter."""
         await self._send_back(batch, message, DEAD_LETTER_LEVEL)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -334,6 +335,19 @@ async def test_push_on_a_reused_connection_that_ends_is_repeated_on_a_new_one() 
         assert [request.connection for request in server.requests if request.body == b"again"] == [3, 4], (
             "all idle connections may have ended together"
         )
+
+
+async def test_push_that_is_repeated_gives_no_context_to_errors_of_other_tasks() -> None:
+    current_errors: list[BaseException | None] = []
+
+    def respond(request: ReceivedRequest) -> ResponseBytes:
+        current_errors.append(sys.exception())
+        return CLOSE if request.requests_before else EMPTY
+
+    async with run_server(respond) as (_, post):
+        await post_body(post)
+        await post_body(post)
+    assert current_errors == [None, None, None]  # the last one while the client waits for the repeated request
 
 
 async def test_push_on_a_reused_connection_with_a_partial_response_is_not_repeated() -> None:

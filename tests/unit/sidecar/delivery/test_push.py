@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from builders import a_spec
 from rota.brokers.message import Message
 from rota.brokers.port import PullResult
@@ -138,6 +140,31 @@ async def test_push_delivery_that_hangs_keeps_no_finished_message_in_memory() ->
         assert sys.getrefcount(message) == references
         ended.set()
         await _end(delivery, member)
+
+
+async def test_push_delivery_that_fails_is_logged_with_the_place_of_the_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await reader.readuntil(b"\r\n\r\n0")
+            writer.write(b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n")
+
+    async def fail_to_send_back(_: Message, **__: int) -> None:
+        await asyncio.sleep(0)
+        raise KeyError("a defect of the client")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    member = _a_member(server.sockets[0].getsockname()[1])
+    delivery = PushDelivery(member, "127.0.0.1")
+    reader = member.add_queue(A)
+    reader.session = SimpleNamespace(consumer=SimpleNamespace(send_back=fail_to_send_back))
+    with closing(server):
+        delivery.offer(reader)
+        async with asyncio.timeout(30):
+            while not member.outcomes:  # noqa: ASYNC110 - nothing to await
+                await asyncio.sleep(0.01)
+        await _end(delivery, member)
+    assert member.outcomes == [("failed", [A])]
+    assert "in fail_to_send_back" in caplog.text
 
 
 async def test_push_problem_stays_if_the_next_try_becomes_due_while_deliveries_are_started() -> None:
