@@ -32,6 +32,8 @@ MILLION = 1_000_000
 RATE = 1000  # messages a second
 LATENCY_MESSAGES = 20_000
 DAPR_PAUSES_MS = (100, 1)  # between two pulls of a queue: Dapr's default, and the fastest
+END_RATES = (400, 1000)
+END_SECONDS = 8
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -57,6 +59,7 @@ def rows() -> Iterator[Row]:
         eventually(lambda: filler.done, 300)
         yield from _measure_throughput(rocketmq)
         yield from _measure_latency(rocketmq)
+        yield from _measure_queue_end(rocketmq)
 
 
 # Throughput.
@@ -282,6 +285,42 @@ def _percentile(seconds: list[float], share: int) -> Sample:
     fifth = len(seconds) // 5
     parts = [seconds[number * fifth : (number + 1) * fifth] for number in range(1, 5)]
     return Sample([statistics.quantiles(part, n=100)[share - 1] for part in parts])
+
+
+# A queue's end: each message is pulled alone.
+
+
+def _measure_queue_end(rocketmq: RocketMQ) -> Iterator[Row]:
+    rocketmq.create_topic("end", QUEUES)
+    member = BenchMember(rocketmq, "end-ours", topic="end", startFrom={"position": "Latest"})
+    member.give(1, _queues("end"))
+    java = peers.push_consumer(rocketmq, "end-java", "end", quiet=True)
+    process = rocketmq.instance.process(java.program)
+    assert process  # noqa: S101 - it was just started
+    eventually(lambda: java.lines("rebalance"), 60)
+    for rate in END_RATES:
+        ours, peer = _measure_end_cpu(rocketmq, rate, [(member.process, member.done), (process, lambda: java.count)])
+        what = f"CPU time of a message at a queue's end, {rate:,} messages a second, each pulled alone"
+        yield Row(what, ours, peer, "≤ 200 µs")
+    member.end()
+    java.stop()
+
+
+def _measure_end_cpu(
+    rocketmq: RocketMQ, rate: int, consumers: Sequence[tuple[Process, Callable[[], int]]]
+) -> list[Sample]:
+    """Return each consumer's CPU seconds for a message, in intervals of a few seconds; both read all messages."""
+    producer = peers.producer(rocketmq, "end", rate * END_SECONDS * (PASSES + 1), rate=rate, size=1024, stamped=True)
+    time.sleep(END_SECONDS / 2)  # the producer has started, and the JVM has compiled something
+    costs: list[list[float]] = [[] for _ in consumers]
+    for _ in range(PASSES):
+        before = [(_cpu_seconds(process.pid), count()) for process, count in consumers]
+        time.sleep(END_SECONDS)
+        for (process, count), (cpu_before, count_before), samples in zip(consumers, before, costs, strict=True):
+            cpu_seconds = _cpu_seconds(process.pid) - cpu_before
+            samples.append(cpu_seconds / (count() - count_before))
+    eventually(lambda: producer.done)
+    return [Sample(samples) for samples in costs]
 
 
 def _cpu_seconds(pid: int) -> float:
