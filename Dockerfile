@@ -44,8 +44,14 @@ RUN uv build --wheel --out-dir /dist \
 # The sidecar's hot modules, compiled. Debian's Python needs its headers, too; python's own images have them.
 FROM build AS compiled
 ARG PYTHON_HEADERS=
-RUN command -v gcc \
-    || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev ${PYTHON_HEADERS}; }
+RUN has_compiler() { \
+        headers=$(/opt/rota/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))'); \
+        echo '#include <Python.h>' | gcc "-I$headers" -fsyntax-only -x c -; \
+    }; \
+    has_compiler 2> /dev/null \
+    || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev ${PYTHON_HEADERS}; }; \
+    has_compiler \
+    || { echo "The image BASE needs gcc and Python's C headers, or apt-get to install them: docs/platform.md" >&2; exit 1; }
 COPY pyproject.toml uv.lock ./
 RUN UV_PROJECT_ENVIRONMENT=/opt/compile \
     uv sync --frozen --no-dev --no-install-workspace --extra sidecar --extra traces --group compile
