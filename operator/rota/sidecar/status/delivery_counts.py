@@ -107,7 +107,8 @@ class DeliveryCounts:
 
     def count_returned(self, attempts_before: int, now: float) -> None:
         """Count a message that was returned to its broker for another attempt."""
-        delay = RETRY_DELAYS_SECONDS[min(attempts_before, len(RETRY_DELAYS_SECONDS) - 1)]
+        index = min(max(attempts_before, 0), len(RETRY_DELAYS_SECONDS) - 1)  # a broker may send any number of attempts
+        delay = RETRY_DELAYS_SECONDS[index]
         due = math.ceil((now + delay) / DUE_STEP_SECONDS)
         if due not in self._due:
             self._count_delayed(now)  # remove due entries here, as no report may ever be requested
