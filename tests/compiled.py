@@ -3,10 +3,8 @@
 Programs that have the folder in PYTHONPATH import the compiled modules.
 """
 
-import hashlib
 import shutil
 import sys
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,13 +14,13 @@ from ground.report import progress
 
 COMPILED_MODULES = (PROJECT / "docker/compiled_modules.txt").read_text().split()
 _SCRIPT = PROJECT / "docker/compile_sidecar.py"
-_SOURCE = PROJECT / "operator"
+_INPUTS = ("pyproject.toml", "docker", "operator")
 _KEPT = 10  # packages of this many versions of the sources stay in the cache
 
 
 def compiled_package() -> Path:
     """Return a folder with the package `rota` and its compiled modules, made once for each version of the sources."""
-    recipe = "\n".join([sys.version, version("mypy"), *_digests()])
+    recipe = "\n".join([sys.version, version("mypy"), *cache.digests(PROJECT, _INPUTS)])
     folder = cache.entry("compiled", recipe, _build)
     cache.remove_oldest("compiled", _KEPT)
     return folder
@@ -31,21 +29,10 @@ def compiled_package() -> Path:
 def _build(into: Path) -> None:
     if not shutil.which("gcc"):
         packages.debian("gcc", "libc6-dev")
-    shutil.copytree(_SOURCE / "rota", into / "rota", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROJECT / "operator/rota", into / "rota", ignore=shutil.ignore_patterns("__pycache__"))
     with progress("compiling the sidecar's modules"):
         step: list[str | Path] = [sys.executable, _SCRIPT, into, into]
         cache.run(step, "Compiling the sidecar's modules", env={"PYTHONHASHSEED": "0"})
-
-
-def _digests() -> Iterator[str]:
-    """Yield name and SHA-256 of each file that the package is made from."""
-    for path in (
-        PROJECT / "pyproject.toml",
-        *sorted(_SCRIPT.parent.iterdir()),
-        *sorted((_SOURCE / "rota").rglob("*.*")),
-    ):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield f"{path.relative_to(PROJECT)} {hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 if __name__ == "__main__":

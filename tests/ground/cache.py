@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,6 +47,16 @@ def locked(path: Path, *, waiting_for: str = "") -> Iterator[None]:
                 say(f"waiting for another ground that makes {waiting_for}")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def digests(root: Path, names: Iterable[str]) -> list[str]:
+    """Return name and SHA-256 of each of these files, and of each file in these folders, for a recipe."""
+    lines = []
+    for path in (root / name for name in names):
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        inputs = [file for file in files if "__pycache__" not in file.parts]
+        lines += [f"{file.relative_to(root)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in inputs]
+    return lines
 
 
 def entry_path(name: str, recipe: str) -> Path:

@@ -3,7 +3,6 @@
 The user's own files are not touched: layers are in the cache, and mounts of a build are private to it.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ _BUILD = ("bud", "--layers", "--isolation=chroot", "--pull-never", "--network=ho
 
 def build_image(target: str, tag: str, source: Path = PROJECT) -> Path:
     """Build one target of the Dockerfile in `source` and return it as an archive; built once per content."""
-    recipe = "\n".join([target, tag, _suite(), *_digests(source)])
+    recipe = "\n".join([target, tag, _suite(), *cache.digests(source, _INPUTS)])
     built = cache.entry(f"image-{target}", recipe, partial(build_into, target=target, tag=tag, source=source))
     cache.remove_oldest(f"image-{target}", _MOST_IMAGES)
     return built / f"{target}.tar"
@@ -127,13 +126,3 @@ def _uv_image() -> Path:
 def _suite() -> str:
     match = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
     return match[1] if match else "stable"
-
-
-def _digests(source: Path) -> list[str]:
-    """Return name and SHA-256 of each file in `source` that is an input of the images."""
-    digests = []
-    for path in (source / name for name in _INPUTS):
-        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-        inputs = [file for file in files if "__pycache__" not in file.parts]
-        digests += [f"{file.relative_to(source)} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in inputs]
-    return digests
