@@ -142,7 +142,9 @@ def test_image_runs_on_a_read_only_root_without_a_shell(real_node: RealNode, ima
         "operator": import_container(
             images["operator"], "numpy", "kopf", "rota.kube.operator", "rota.kube.telemetry.span_export"
         ),
-        "sidecar": import_container(images["sidecar"], "aiohttp", "lz4.frame", "zstandard", *COMPILED_MODULES),
+        "sidecar": import_container(
+            images["sidecar"], "aiohttp", "lz4.frame", "zstandard", "rota.sidecar.main", *COMPILED_MODULES
+        ),
     }
     hidden = [{"name": "nothing", "mountPath": path} for path in SHELLS]
     common_fields = {"securityContext": SECURITY_CONTEXT, "volumeMounts": hidden}
