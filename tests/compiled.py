@@ -15,14 +15,14 @@ from ground.report import progress
 COMPILED_MODULES = (PROJECT / "docker/compiled_modules.txt").read_text().split()
 _SCRIPT = PROJECT / "docker/compile_sidecar.py"
 _INPUTS = ("pyproject.toml", "docker", "operator")
-_KEPT = 10  # packages of this many versions of the sources stay in the cache
+_MAX_ENTRIES = 10  # packages of this many versions of the sources stay in the cache
 
 
 def compiled_package() -> Path:
     """Return a folder with the package `rota` and its compiled modules, made once for each version of the sources."""
     recipe = "\n".join([sys.version, version("mypy"), *cache.digests(PROJECT, _INPUTS)])
     folder = cache.entry("compiled", recipe, _build)
-    cache.remove_oldest("compiled", _KEPT)
+    cache.remove_least_recent(folder, _MAX_ENTRIES)
     return folder
 
 

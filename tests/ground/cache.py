@@ -67,20 +67,22 @@ def entry_path(name: str, recipe: str) -> Path:
 def entry(name: str, recipe: str, build: Callable[[Path], None]) -> Path:
     """Return the folder that `build` fills from `recipe` (a text that changes whenever the result must)."""
     target = entry_path(name, recipe)
-    if not target.exists():
-        with locked(folder() / f"{name}.lock", waiting_for=name):
-            if not target.exists():
-                _make(name, target, build)
-    os.utime(target)  # for `remove_oldest`
+    if target.exists():
+        return target
+    with locked(folder() / f"{name}.lock", waiting_for=name):
+        if not target.exists():
+            _make(name, target, build)
     return target
 
 
-def remove_oldest(name: str, kept: int) -> None:
-    """Remove the entries of that name except those that were returned last."""
+def remove_least_recent(used_entry: Path, max_entries: int) -> None:
+    """Mark an entry as used now; of all entries of its name remove the least recently used above a number."""
+    os.utime(used_entry)
+    name = used_entry.name.rpartition("-")[0]
     with locked(folder() / f"{name}.lock"):
         entries = [path for path in folder().glob(f"{name}-{'[0-9a-f]' * 12}") if path.is_dir()]
-        for old in sorted(entries, key=lambda path: path.stat().st_mtime)[:-kept]:
-            remove(old)
+        for entry_folder in sorted(entries, key=lambda path: path.stat().st_mtime)[:-max_entries]:
+            remove(entry_folder)
 
 
 def _make(name: str, target: Path, build: Callable[[Path], None]) -> None:

@@ -34,7 +34,7 @@ def build_image(target: str, tag: str, source: Path = PROJECT) -> Path:
     """Build one target of the Dockerfile in `source` and return it as an archive; built once per content."""
     recipe = "\n".join([target, tag, _suite(), *cache.digests(source, _INPUTS)])
     built = cache.entry(f"image-{target}", recipe, partial(build_into, target=target, tag=tag, source=source))
-    cache.remove_oldest(f"image-{target}", _MOST_IMAGES)
+    cache.remove_least_recent(built, _MOST_IMAGES)
     return built / f"{target}.tar"
 
 
