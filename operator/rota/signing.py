@@ -45,7 +45,8 @@ def fingerprint(key: bytes) -> str:
 def sign_request(keys: Iterable[bytes], request: SignedRequest) -> str:
     """Return the signature header of a request: a signature with each key, the current one first.
 
-    Replaying a request to the same pod has no effect: requests for reports only read, and a final drain is idempotent.
+    Replaying a request to the same pod has no effect: requests for reports only read, a final drain is idempotent, and
+    an assignment is obeyed only if it is newer than the obeyed one.
     """
     return ",".join(_request_signatures(keys, request))
 

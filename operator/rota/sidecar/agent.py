@@ -152,7 +152,7 @@ class Agent:
         self._effect_runner.snapshot_report()
         drain_timeout = settings.drain_timeout if settings else None
         effects = self.member.apply_assignment(files.assignment, self.host.now(), drain_timeout)
-        self._log_rejection(effects.rejection)
+        self._log_rejection(effects)
         if settings is None or effects.rejection:  # settings are valid only with the assignment in the same ConfigMap
             self._effect_runner.submit_effects(effects)
             self._end_drain()
@@ -175,10 +175,11 @@ class Agent:
         self._divide_memory()
         self._delivery.apply_settings()
 
-    def _log_rejection(self, rejection: str | None) -> None:
+    def _log_rejection(self, effects: Effects) -> None:
         """Log why an assignment was rejected; the same reason only once in a row."""
+        rejection = effects.rejection
         if rejection and rejection != self._last_rejection:
-            _log.warning("%s", rejection)
+            _log.log(logging.INFO if effects.is_outdated else logging.WARNING, "%s", rejection)
         self._last_rejection = rejection
 
     def _join_group(self, settings: GroupSettings) -> bool:
@@ -255,7 +256,22 @@ class Agent:
                 reader.wake()
             self.host.memory_budget.grant_waiting()
 
-    # Drains and reports, which the operator and the pod's end request.
+    # Assignments that the operator sends; drains and reports, which the operator and the pod's end request.
+
+    def receive_assignment(self, document: bytes, digest: str) -> bool:
+        """Obey an assignment that the operator has sent, before the volume shows it; return whether it is in force.
+
+        `digest` is that of the settings that are stored with it. If others are in force, only the volume has both.
+        """
+        self.host.look_for_stall()
+        has_settings = self._broker_session.current is not None and digest == self.status.settings_digest
+        if not has_settings or not self._config_follower.can_store_state():
+            return False
+        self._effect_runner.snapshot_report()
+        effects = self.member.apply_sent_assignment(document, self.host.now())
+        self._log_rejection(effects)
+        self._effect_runner.submit_effects(effects)
+        return not effects.rejection
 
     def on_report_requested(self) -> None:
         """Note that the operator has requested the report."""

@@ -47,7 +47,7 @@ class MemberStatus:
         # Identifies this process in reports while its number in the pod, the incarnation, cannot be stored.
         self._fallback_incarnation = secrets.token_hex(8)
         self.released_queues = ReleasedQueues()
-        self._settings_digest = ""  # digest of the settings in force
+        self.settings_digest = ""  # digest of the settings in force
         self._settings_changes = 0  # number of changes of the digest
         self._consumer_changes = 0  # number of brokers' notices, for the report and its revision
         self._notices = RateLimitedCall(self._count_notice, NOTICE_SECONDS)
@@ -57,8 +57,8 @@ class MemberStatus:
 
     def set_settings_digest(self, digest: str) -> None:
         """Report this digest of the settings in force from now on."""
-        if digest != self._settings_digest:
-            self._settings_digest = digest
+        if digest != self.settings_digest:
+            self.settings_digest = digest
             self._settings_changes += 1
             self.notify()
 
@@ -97,7 +97,7 @@ class MemberStatus:
             report,
             revision=self._revision,
             incarnation=self._incarnation,
-            settings=self._settings_digest,
+            settings=self.settings_digest,
             consumers_changed=self._consumer_changes,
         )
 

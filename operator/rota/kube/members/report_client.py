@@ -1,6 +1,7 @@
-"""HTTP client for members' reports, at their pods' addresses: immediate reads, long polls, and drain requests."""
+"""HTTP client for members, at their pods' addresses: reads reports, requests drains, and sends assignments."""
 
 import asyncio
+import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import NamedTuple, Self
 from urllib.parse import urlencode
 
 import aiohttp
+import msgspec
 
 from rota.aio import loop_time
 from rota.container import memory_limit_bytes
@@ -26,6 +28,7 @@ from rota.signing import NONCE_BYTES, NONCE_PARAMETER, SIGNATURE_HEADER, SignedR
 REPORT_PATH = "/v1/report"
 QUEUES_PATH = "/v1/report/queues"
 DRAIN_PATH = "/v1/drain"
+ASSIGNMENT_PATH = "/v1/assignment"
 DELIVERIES_PATH = "/v1/report/deliveries"
 MAX_PAGE_QUEUES = 500  # a longer page is not used; sidecars send up to 400 queues in one
 PAGES_SECONDS = 5.0  # deadline for all pages of one member
@@ -34,6 +37,7 @@ MAX_LATENESS_SECONDS = 1.0  # delay of a time-out in a busy process; after a lon
 LONG_POLL_SECONDS = 10  # for which a member holds a long poll
 MAX_REPORT_BYTES = 5 * 2**20
 MAX_LEGACY_REPORT_BYTES = 16 * 2**20  # reports of earlier versions contain measurements of all queues
+MAX_SENT_ASSIGNMENT_BYTES = 64 * 1024  # larger ones are not sent: a group with a large one may have 10,000 members
 MAX_PAGE_BYTES = 2**18  # of a page about queues or deliveries
 MAX_DELIVERIES_BYTES = 64 * 2**20  # memory for the delivery counters of all members
 DELIVERIES_MEMORY_FRACTION = 1 / 8  # largest fraction of a small container's memory for these counters
@@ -270,15 +274,34 @@ class ReportClient:
 
     async def drain(self, member: Endpoint) -> None:
         """Request a member's final drain. The caller repeats this until the member's report shows that it drains."""
+        command = b"" if member.is_signed else msgspec.json.encode({"uid": member.uid})
+        await self._send_command("POST", DRAIN_PATH, member, command)
+
+    async def send_assignment(self, member: Endpoint, document: str | bytes, settings_digest: str) -> None:
+        """Send a stored assignment to a member, which obeys it before the kubelet has updated its volume.
+
+        Only members that verify signatures get it, and no large assignment is sent: the volume has it, too. The query
+        has the digest of the document, because the signature does not cover the body; `settings_digest` is that of the
+        settings which are stored with the assignment: a member with other settings in force waits for its volume.
+        """
+        body = document.encode() if isinstance(document, str) else document
+        if member.is_signed and member.address and len(body) <= MAX_SENT_ASSIGNMENT_BYTES:
+            query = urlencode({"settings": settings_digest, "sha256": hashlib.sha256(body).hexdigest()})
+            async with self._read_slots:
+                await self._send_command("PUT", f"{ASSIGNMENT_PATH}?{query}", member, body)
+
+    async def _send_command(self, method: str, target: str, member: Endpoint, body: bytes) -> None:
+        """Send a request whose response is ignored: the member's next report shows the effect."""
         timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_SECONDS)
-        url = member.url(DRAIN_PATH)
-        headers = self._signature("POST", DRAIN_PATH, member)
-        command = None if member.is_signed else {"uid": member.uid}
+        headers = self._signature(method, target, member)
+        url = member.url(target)
         try:
-            async with self._session.post(url, json=command, headers=headers, timeout=timeout, allow_redirects=False):
-                pass  # its status and body are ignored: the member's next report shows the effect
+            async with self._session.request(
+                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ):
+                pass
         except _NO_RESPONSE_ERRORS as error:
-            _log.debug("The drain request to %s failed: %s", member.address, error)
+            _log.debug("The request %s to %s failed: %s", target, member.address, error)
 
     async def _get(self, member: Endpoint, query: _Query, seconds: float, path: str = REPORT_PATH) -> _ResponseBody:
         try:

@@ -1,4 +1,4 @@
-"""One reconcile of an observed group: plan, write the assignment, annotate its pods, publish its status.
+"""One reconcile of an observed group: plan, write the assignment, send it, annotate its pods, publish its status.
 
 A reconcile depends on the current state only, never on the change that caused it. If the API server fails, a reconcile
 raises the error, and the work queue repeats it. If the planner finds the assignment missing or damaged, the group is
@@ -27,6 +27,7 @@ from rota.kube.reconcile.status_publisher import StatusPublisher
 from rota.kube.state.group import Group
 from rota.model import Finding, Reason, single_line
 from rota.planner import Plan, Snapshot, plan
+from rota.spec.resolved import settings_digest
 
 
 @dataclass
@@ -171,9 +172,10 @@ class Reconciler:
             queued.publisher.publish(new_plan, with_deployment=False)
 
     def _follow_up(self, queued: QueuedGroup, pending: PendingPlan, *, is_written: bool) -> float:
-        """Poke pods, and publish status, Events and journal records of a plan whose assignment is stored.
+        """Tell members, and publish status, Events and journal records of a plan whose assignment is stored.
 
-        Pokes, status and Events are written by background tasks. Return the seconds until postponed pokes are due.
+        Members learn of it by their volumes, which pokes update at once, and if few pods are being poked also by a
+        request. Background tasks do all of this. Return the seconds until postponed pokes are due.
         """
         group = queued.group
         new_plan = pending.plan
@@ -188,6 +190,8 @@ class Reconciler:
         if is_managed:
             queued.watchers.update_polls()
             self._start_drains(group, new_plan)
+            if is_written and not queued.annotator.is_busy:
+                self._send_assignment(group, new_plan)
             seconds_to_next_poke = queued.annotator.annotate(new_plan)
         self.on_reconciled(ReconcileResult(group, new_plan, pending.planning_seconds, counts))
         if is_managed:
@@ -199,3 +203,12 @@ class Reconciler:
         for holder in new_plan.members_to_drain:
             if state := group.pods.find(holder):
                 self._tasks.start(self._reports.drain(Endpoint.from_pod(state.pod, group.uid)))
+
+    def _send_assignment(self, group: Group, new_plan: Plan) -> None:
+        """Send a stored assignment to the members that have not obeyed it, in background tasks."""
+        digest = settings_digest(group.stored_assignment.settings)
+        for document in new_plan.config_map_data.values():  # one: plain or compressed
+            for name in new_plan.pokes.keys() - new_plan.settings_only_pokes:
+                if state := group.pods.get(name):
+                    endpoint = Endpoint.from_pod(state.pod, group.uid)
+                    self._tasks.start(self._reports.send_assignment(endpoint, document, digest))

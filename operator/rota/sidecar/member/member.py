@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rota.documents import ASSIGNMENT_SCHEMA, Assignment, Share, decode_assignment
+from rota.documents import ASSIGNMENT_SCHEMA, MAX_GENERATION, Assignment, Share, decode_assignment
 from rota.model import Queue
 from rota.ranges import to_ranges
 from rota.reports import Report
@@ -25,6 +25,9 @@ from rota.sidecar.member.queue_lifecycle import Command, LeaseEvent, LeaseState
 # Longer than the sum of the operator's longest poll, the age of a report on which it grants queues of an ended process,
 # and the delay of a slow kubelet.
 RESUME_SECONDS = 180.0
+# Each member of a group has its key, so any of them could send a forged assignment. If that had the highest possible
+# generation, no later one could be newer. So only the mounted assignment may be more than this many generations newer.
+MAX_SENT_LEAP = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Effects:
     store_final: bool = False  # also write that the drain is final
     commands: tuple[Command, ...] = ()
     rejection: str | None = None  # why an assignment was rejected: one sentence, for the log
+    is_outdated: bool = False  # the rejected assignment was replaced by the obeyed one; volumes show it for a while
 
 
 class Member:
@@ -103,24 +107,44 @@ class Member:
             self._report_requested_at = now
         if text is None:
             return Effects(rejection=f"There is no assignment; generation {self.obeyed_generation} stays in force")
+        return self._obey_if_valid(text, now, MAX_GENERATION, drain_timeout)
+
+    def apply_sent_assignment(self, text: str | bytes, now: float) -> Effects:
+        """Obey a valid, newer assignment that the operator has sent; else say why it is rejected.
+
+        This is not a read of the mounted assignment: after a stall that comes first, because a request may have waited
+        for the process, and a newer assignment may be mounted.
+        """
+        if not self._is_assignment_current:
+            return Effects(rejection="An assignment was sent after a stall: the mounted one must be read first")
+        return self._obey_if_valid(text, now, self.obeyed_generation + MAX_SENT_LEAP)
+
+    def _obey_if_valid(
+        self, text: str | bytes, now: float, max_generation: int, drain_timeout: float | None = None
+    ) -> Effects:
         try:
             assignment = decode_assignment(text)
         except ValueError as error:
             return Effects(rejection=str(error))
         if assignment == self._assignment:
             return Effects()
-        if rejection := self._why_rejected(assignment):
-            return Effects(rejection=rejection)
+        if rejection := self._why_rejected(assignment, max_generation):
+            return Effects(rejection=rejection, is_outdated=assignment.generation < self.obeyed_generation)
         if drain_timeout is not None:
             self._lease_table.drain_timeout = drain_timeout
         return self._obey_assignment(assignment, now)
 
-    def _why_rejected(self, assignment: Assignment) -> str | None:
+    def _why_rejected(self, assignment: Assignment, max_generation: int) -> str | None:
         obeyed = self.obeyed_generation
         if self.group is not None and assignment.group != self.group:
             return f"The assignment is of group {assignment.group}, this member belongs to group {self.group}"
         if assignment.generation < obeyed:
             return f"The assignment has generation {assignment.generation}; generation {obeyed} is already in force"
+        if assignment.generation > max_generation:
+            return (
+                f"The sent assignment has generation {assignment.generation}, over {MAX_SENT_LEAP} more than the obeyed"
+                f" generation {obeyed}: only the mounted assignment may"
+            )
         # A restarted process knows only the obeyed generation, so it accepts any assignment of that generation.
         if assignment.generation == obeyed and self._assignment is not None:
             return f"The assignment differs from the assignment of the same generation {obeyed} that is in force"

@@ -1,10 +1,12 @@
-"""HTTP API that only the operator uses: the member's report, the report's pages, and the final drain.
+"""HTTP API that only the operator uses: the member's report, the report's pages, new assignments, and the final drain.
 
 A member whose pod mounts a key answers on a separate port, and only requests that are signed with that key; it also
-signs its reports. A member without a key, in a pod that no operator made, answers unsigned requests on the probe port.
+signs its reports. A member without a key, in a pod that no operator made, answers unsigned requests on the probe port,
+and takes no assignments there.
 """
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -29,6 +31,8 @@ MAX_WAITING_REPORTS = 32  # further long polls are answered at once
 MAX_WAITING_DRAINS = 32  # connections of further drain requests may be closed while they wait
 MAX_DRAIN_BYTES = 1024  # body of a drain request
 MAX_DRAIN_BODIES = 16  # bodies that are read at the same time
+MAX_ASSIGNMENT_BYTES = 64 * 1024
+MAX_ASSIGNMENT_BODIES = 2  # bodies that are read at the same time
 
 _NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # may be empty: the parameter is optional
 
@@ -60,6 +64,9 @@ class ControlHost(Protocol):
 
     def on_report_requested(self) -> None:
         """Record that the operator has requested the report."""
+
+    def receive_assignment(self, document: bytes, digest: str) -> bool:
+        """Obey an assignment, which is stored with the settings of this digest; return whether it is in force."""
 
     async def drain(self, *, final: bool = False) -> None:
         """Release all queues, and return when that is done."""
@@ -93,6 +100,7 @@ class ControlApi:
         self._waiting_drains = AdmissionLimit(MAX_WAITING_DRAINS)
         self._waiting_reports = AdmissionLimit(MAX_WAITING_REPORTS)
         self._drain_body = BodyReader(MAX_DRAIN_BYTES, MAX_DRAIN_BODIES)
+        self._assignment_body = BodyReader(MAX_ASSIGNMENT_BYTES, MAX_ASSIGNMENT_BODIES)
 
     @property
     def is_signed(self) -> bool:
@@ -101,7 +109,7 @@ class ControlApi:
 
     @property
     def routes(self) -> list[web.RouteDef]:
-        """The routes, for the control port or the probe port."""
+        """The routes of the control port that a member without a key serves on its probe port."""
         return [
             web.get("/v1/report", self._report),
             web.get("/v1/report/queues", partial(self._page, self._host.status.queues)),
@@ -112,7 +120,7 @@ class ControlApi:
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
         """Serve the control port until the returned runner is cleaned up."""
         app = web.Application()
-        app.add_routes(self.routes)
+        app.add_routes([*self.routes, web.put("/v1/assignment", self._receive_assignment)])
         return await listen(app, address, port, limits=LIMITS)
 
     async def _report(self, request: web.Request) -> web.Response:
@@ -148,6 +156,18 @@ class ControlApi:
             await asyncio.shield(self._drain_task)  # the drain completes even if the client disconnects
         return web.Response(text="drained permanently\n")
 
+    async def _receive_assignment(self, request: web.Request) -> web.Response:
+        """Obey the assignment in the body. The signature covers the body's digest, which is in the query."""
+        self._authenticate(request)
+        body = await self._assignment_body.read(request)
+        if hashlib.sha256(body).hexdigest() != request.query.get("sha256"):
+            return web.Response(status=400, text="sha256 must be the SHA-256 digest of the body\n")
+        if not self._host.receive_assignment(body, request.query.get("settings", "")):
+            return web.Response(
+                status=409, text="the assignment is not obeyed: the volume shows which one is in force\n"
+            )
+        return web.Response(status=204)
+
     async def _named_uid(self, request: web.Request) -> object:
         body = await self._drain_body.read(request)
         try:
@@ -159,7 +179,7 @@ class ControlApi:
     def _authenticate(self, request: web.Request) -> Sequence[bytes]:
         """Return the valid keys; raise HTTPUnauthorized for an unsigned request. A member without keys has none.
 
-        The signature does not cover a body: signed requests have none.
+        The signature does not cover the body; of an assignment, the only one with a body, it covers the digest.
         """
         if self._keys is None:
             return ()
