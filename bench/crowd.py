@@ -68,6 +68,7 @@ class Crowd:
         listener.bind(("", CONTROL_PORT))
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._serve_report), web.post("/v1/drain", self._serve_drain)])
+        app.add_routes([web.put("/v1/assignment", self._receive_assignment)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=1024).start()
@@ -145,6 +146,13 @@ class Crowd:
         member = self._find_member(request)
         key = await self._key_of(member).check(request, member.uid)
         return GroupKey.sign(request, await report_response(request, member.logic, member.changed), key)
+
+    async def _receive_assignment(self, request: web.Request) -> web.Response:
+        now = asyncio.get_running_loop().time()
+        member = self._find_member(request)
+        await self._key_of(member).check(request, member.uid)
+        member.apply_effects(member.logic.apply_sent_assignment(await request.read(), now), now)
+        return web.Response(status=204)
 
     async def _serve_drain(self, request: web.Request) -> web.Response:
         now = asyncio.get_running_loop().time()

@@ -7,6 +7,7 @@ garbage-collected. Two members that consume a queue concurrently are recorded as
 import asyncio
 import base64
 import gzip
+import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -173,7 +174,8 @@ class MemberPod:
         self.member = Member(name, "")
         self.frozen = False  # whether it processes no documents and no responses to commands
         self.silent = False  # whether it accepts requests for its report, and never answers
-        self.ignores_pokes = False  # whether pokes have no effect
+        self.ignores_pokes = False  # whether neither pokes nor sent assignments have an effect
+        self.has_old_volume = False  # whether the kubelet does not update the volume: pokes have no effect
         self.forged = False  # whether its reports lack a signature, as those of another server at its address
         self.troubles: dict[str, str] = {}
         self.offsets: dict[Queue, int] = {}  # committed offsets; of a member of a Broadcasting group only
@@ -197,7 +199,11 @@ class MemberPod:
         self.member = Member(self.name, self.uid, group=group)
         app = web.Application()
         app.add_routes([web.get("/v1/report", self._report), web.post("/v1/drain", self._drain)])
-        app.add_routes([web.get("/v1/report/queues", self._queues)] if self.signs else [])
+        signed_routes = [
+            web.get("/v1/report/queues", self._queues),
+            web.put("/v1/assignment", self._receive_assignment),
+        ]
+        app.add_routes(signed_routes if self.signs else [])
         cancel_at_cleanup(app)
         port = CONTROL_PORT if self.signs else PORT
         self._runner = await listen(app, self.address, port, limits=ServerLimits(shutdown_seconds=0.1))
@@ -249,7 +255,7 @@ class MemberPod:
         poke = (pod["metadata"].get("annotations") or {}).get("rota.dev/generation", "")
         if poke != self._poke and "deletionTimestamp" not in pod["metadata"]:
             self._poke = poke
-            if not self.ignores_pokes:
+            if not self.ignores_pokes and not self.has_old_volume:
                 self.apply_document()
 
     def set_broker_reachability(self, **brokers: bool) -> None:
@@ -317,6 +323,14 @@ class MemberPod:
         end = start + 1
         page = QueuesPage(queue_statuses(self.offsets)[start:end], end if end < len(self.offsets) else None)
         return self.fleet.key.sign(request, web.Response(body=msgspec.json.encode(page)), key)
+
+    async def _receive_assignment(self, request: web.Request) -> web.Response:
+        await self.fleet.key.check(request, self.uid)
+        body = await request.read()
+        assert request.query["sha256"] == hashlib.sha256(body).hexdigest()
+        if request.query["settings"] == self._settings and not self.frozen and not self.ignores_pokes:
+            self.run_effects(self.member.apply_sent_assignment(body, self._now))
+        return web.Response(status=204)
 
     async def _drain(self, request: web.Request) -> web.Response:
         if self.signs:

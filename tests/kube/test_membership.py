@@ -37,6 +37,14 @@ async def test_readiness_lost_and_regained_within_the_grace_moves_no_queue(world
     assert world.fleet.documents[-1]["generation"] == generation
 
 
+async def test_assignment_is_sent_to_members_whose_volumes_are_not_updated(world: OperatedNamespace) -> None:
+    await add_two_members(world)
+    for member in world.fleet.members.values():
+        member.has_old_volume = True
+    await world.fleet.add("orders-c")
+    await world.wait_for_shares(3, 3, 2)
+
+
 @pytest.mark.slow("moves of a rolling update on a real API server")
 async def test_rolling_update_moves_each_queue_at_most_twice(world: OperatedNamespace) -> None:
     await world.api.create(

@@ -102,6 +102,73 @@ async def test_document_that_is_invalid_old_or_missing_changes_nothing(tmp_path:
         await member.wait_until(lambda report: report.generation == 9 and report.active_queues == {SECOND})
 
 
+async def test_assignment_that_is_sent_is_obeyed_before_the_volume_shows_it(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.assign([FIRST])
+        digest = member.sidecar.status.settings_digest
+        member.generation = 2
+        document = member.assignment([SECOND])
+        assert not member.sidecar.receive_assignment(document.encode(), "the digest of other settings")
+        assert not member.sidecar.receive_assignment(document[:-30].encode(), digest)
+        assert (await member.report()).active_queues == {FIRST}
+        assert member.sidecar.receive_assignment(document.encode(), digest)
+        await member.send("1", queue=1)
+        await member.wait_until_done("1")
+        member.sidecar._read_config()
+        assert not member.sidecar.receive_assignment(member.assignment([FIRST], generation=1).encode(), digest)
+        report = await member.report()
+        assert report.generation == 2
+        assert report.active_queues == {SECOND}, "the volume still shows generation 1"
+        await member.end()
+        await member.start()
+        await soon(member.ready)
+        report = await member.report()
+        assert (report.generation, report.active_queues) == (2, frozenset()), "generation 2 is not mounted yet"
+        member.mount(encode_settings(GROUP, a_spec(**member.spec()), 30.0, None), document)
+        await member.wait_until(lambda report: report.active_queues == {SECOND})
+
+
+async def test_assignment_that_is_sent_is_not_obeyed_by_a_member_that_has_not_joined_its_group(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        member.generation = 1
+        assert not member.sidecar.receive_assignment(member.assignment([FIRST]).encode(), "")
+        assert (await member.report()).generation == 0
+
+
+async def test_assignment_that_is_sent_is_not_obeyed_while_its_generation_cannot_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: StateStore) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with a_member(tmp_path) as member:
+        await member.assign([FIRST])
+        member.generation = 2
+        document = member.assignment([SECOND]).encode()
+        with monkeypatch.context() as patched:
+            patched.setattr(StateStore, "check_space", fail)
+            assert not member.sidecar.receive_assignment(document, member.sidecar.status.settings_digest)
+            assert (await member.report()).active_queues == {FIRST}
+        assert member.sidecar.receive_assignment(document, member.sidecar.status.settings_digest)
+        await member.wait_until(lambda report: report.active_queues == {SECOND})
+
+
+async def test_assignment_that_waited_for_a_stalled_sidecar_is_not_obeyed_before_the_mounted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_member(tmp_path) as member:
+        await member.assign([FIRST])
+        sidecar = member.sidecar
+        member.generation = 2
+        sent = member.assignment(QUEUES).encode()
+        member.publish([SECOND])  # without an await from here on, no task of the sidecar can notice it
+        real_now = sidecar.host.now
+        monkeypatch.setattr(sidecar.host, "now", lambda: real_now() + aio.STALL_SECONDS + 1)
+        assert not sidecar.receive_assignment(sent, sidecar.status.settings_digest)
+        assert (sidecar.member.obeyed_generation, member.generation) == (3, 3)
+        await member.wait_until(lambda report: report.active_queues == {SECOND})
+
+
 async def test_document_with_another_uid_or_pod_name_assigns_no_queues(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         await member.assign([FIRST])

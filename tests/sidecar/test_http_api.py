@@ -461,6 +461,9 @@ class LargeMember:
     async def wait_for_revision(self, _: int) -> None:
         return
 
+    def receive_assignment(self, document: bytes, digest: str) -> bool:
+        raise AssertionError(document, digest)
+
     async def drain(self, *, final: bool = False) -> None:
         assert not final
 

@@ -109,18 +109,19 @@ class ControlApi:
 
     @property
     def routes(self) -> list[web.RouteDef]:
-        """The routes of the control port that a member without a key serves on its probe port."""
-        return [
+        """The routes, for the control port or, without a key, the probe port."""
+        routes = [
             web.get("/v1/report", self._report),
             web.get("/v1/report/queues", partial(self._page, self._host.status.queues)),
             web.get("/v1/report/deliveries", partial(self._page, self._host.status.deliveries)),
             web.post("/v1/drain", self._drain),
         ]
+        return [*routes, web.put("/v1/assignment", self._receive_assignment)] if self.is_signed else routes
 
     async def serve(self, address: str, port: int = PORT) -> web.AppRunner:
         """Serve the control port until the returned runner is cleaned up."""
         app = web.Application()
-        app.add_routes([*self.routes, web.put("/v1/assignment", self._receive_assignment)])
+        app.add_routes(self.routes)
         return await listen(app, address, port, limits=LIMITS)
 
     async def _report(self, request: web.Request) -> web.Response:

@@ -1,6 +1,7 @@
 """Members' reports over HTTP: which reports the operator believes, and which requests members accept."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -28,13 +29,17 @@ from rota.reports import (
     Uncommitted,
     decode_report,
 )
-from rota.sidecar.status.control_api import ControlApi, KeyFiles
+from rota.sidecar.status.control_api import MAX_ASSIGNMENT_BYTES, ControlApi, KeyFiles
 from rota.sidecar.status.delivery_counts import DELIVERY_PAGE_QUEUES
 from rota.sidecar.status.self_report import PROGRESS_PAGE_QUEUES, QueuesPage
 from rota.signing import KEY_BYTES, SIGNATURE_HEADER, SignedRequest, sign_request
 
 HOST, UID, GROUP_UID = "127.0.0.1", "uid-a", "uid-of-the-group"
 KEY, OTHER = (bytes([number]) * KEY_BYTES for number in range(2))
+
+
+def sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
 
 
 @dataclass
@@ -50,6 +55,7 @@ class Member:
     pages: list[int] = field(default_factory=list)
     incarnation: str = "process"  # empty: each page has a different one
     report_requests: int = 0
+    assignments: list[tuple[bytes, str]] = field(default_factory=list)  # each with the digest of its settings
 
     def on_report_requested(self) -> None:
         self.report_requests += 1
@@ -87,6 +93,10 @@ class Member:
 
     async def drain(self, *, final: bool = False) -> None:
         self.final = final
+
+    def receive_assignment(self, document: bytes, digest: str) -> bool:
+        self.assignments.append((document, digest))
+        return len(self.assignments) == 1
 
 
 @asynccontextmanager
@@ -157,6 +167,71 @@ async def test_report_that_is_signed_and_cannot_be_decoded_does_not_prove_that_a
         response = await client.read_if_present(endpoint)
     assert response is not None
     assert (response.report, response.ignored_reason) == (None, None)
+
+
+@pytest.mark.parametrize("document", ["{}", b"\x1f\x8b compressed", "x" * MAX_ASSIGNMENT_BYTES])
+async def test_assignment_is_sent_to_a_member_with_the_digest_of_its_settings(
+    folder: Path, document: str | bytes
+) -> None:
+    member = Member()
+    async with serve_control_port(member, folder) as port, a_client(KEY) as client:
+        endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
+        await client.send_assignment(endpoint, document, "0f&=")
+    sent = document if isinstance(document, bytes) else document.encode()
+    assert member.assignments == [(sent, "0f&=")]
+
+
+@pytest.mark.parametrize("case", ["too large", "unsigned member", "another key", "no address", "no server"])
+async def test_assignment_is_not_sent_to_a_member_that_cannot_use_it(folder: Path, case: str) -> None:
+    member = Member()
+    keys = OTHER if case == "another key" else KEY
+    async with serve_control_port(member, folder) as port, a_client(keys) as client:
+        endpoint = Endpoint(UID, HOST, port, is_signed=case != "unsigned member", group_uid=GROUP_UID)
+        if case == "no address":
+            endpoint = endpoint._replace(address="")
+        if case == "no server":
+            endpoint = endpoint._replace(port=await unused_port())
+        document = "x" * (MAX_ASSIGNMENT_BYTES + 1) if case == "too large" else "{}"
+        await client.send_assignment(endpoint, document, "")
+    assert member.assignments == []
+
+
+async def unused_port() -> int:
+    """Return a port at which no server listens."""
+    server = await asyncio.start_server(lambda *_: None, HOST, 0)
+    port = int(server.sockets[0].getsockname()[1])
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+@pytest.mark.parametrize(
+    ("body", "digest", "status"),
+    [(b"{}", sha256(b"{}"), 204), (b"{}", sha256(b"{ }"), 400), (b"", "", 400), (b"{}" * 2**15 + b" ", "", 413)],
+    ids=["valid", "another body", "no digest", "too large"],
+)
+async def test_assignment_needs_the_digest_of_its_body(folder: Path, body: bytes, digest: str, status: int) -> None:
+    member = Member()
+    async with serve_control_port(member, folder) as port, aiohttp.ClientSession(f"http://{HOST}:{port}") as session:
+        target = f"/v1/assignment?settings=1&sha256={digest}"
+        headers = {SIGNATURE_HEADER: sign_request([KEY], SignedRequest("PUT", target, UID))}
+        for expected in (status, 409 if status == 204 else status):
+            async with session.put(target, data=body, headers=headers) as response:
+                assert response.status == expected
+        other = f"{target}&more=1"
+        async with session.put(other, data=body, headers=headers) as response:
+            assert response.status == 401
+    assert bool(member.assignments) == (status == 204)
+
+
+async def test_assignment_is_not_received_without_a_key() -> None:
+    member = Member()
+    server = await ControlApi(member).serve(HOST, 0)
+    url = f"http://{HOST}:{server.addresses[0][1]}/v1/assignment?sha256={sha256(b'')}"
+    async with aiohttp.ClientSession() as session, session.put(url) as response:
+        assert response.status == 404
+    await server.cleanup()
+    assert member.assignments == []
 
 
 async def test_signature_is_accepted_while_one_side_has_the_previous_key(folder: Path) -> None:

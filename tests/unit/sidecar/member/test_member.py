@@ -11,7 +11,7 @@ from rota.documents import Assignment, Share, encode_assignment
 from rota.model import Queue
 from rota.ranges import from_ranges
 from rota.reports import decode_report
-from rota.sidecar.member.member import RESUME_SECONDS, Effects, Member
+from rota.sidecar.member.member import MAX_SENT_LEAP, RESUME_SECONDS, Effects, Member
 from rota.sidecar.member.queue_lifecycle import LOCK_HOLD_SECONDS, Command, LeaseAction, LeaseEvent, LeaseState
 
 A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
@@ -116,6 +116,43 @@ def test_assignment_that_is_not_applicable_changes_nothing(text: str | bytes | N
 
 def test_assignment_that_is_read_again_unchanged_does_nothing() -> None:
     assert a_member(A).apply_assignment(an_assignment(5, A), 1.0) == Effects()
+
+
+def test_assignment_that_is_sent_is_obeyed_if_it_is_newer_and_stays_in_force_while_older_ones_are_read() -> None:
+    member = a_member(A)
+    effects = member.apply_sent_assignment(an_assignment(6, B), 1.0)
+    assert effects.store_generation == 6
+    assert acts(effects) == [(LeaseAction.STOP, A), (LeaseAction.FIND_START, B)]
+    effects = member.apply_assignment(an_assignment(5, A), 2.0)
+    assert (effects.commands, effects.is_outdated) == ((), True), "the volume does not show it yet"
+    assert member.apply_assignment(an_assignment(6, B), 3.0) == Effects()
+    for generation in (5, 6):
+        late = member.apply_sent_assignment(an_assignment(generation, A), 4.0)
+        assert (late.commands, late.is_outdated) == ((), generation == 5)
+        assert late.rejection
+    assert (member.obeyed_generation, held(member)) == (6, [B])
+
+
+def test_assignment_that_is_sent_after_a_stall_waits_for_a_read() -> None:
+    member = a_member(A)
+    member.mark_stalled()
+    effects = member.apply_sent_assignment(an_assignment(6, A, B), 1.0)
+    assert effects == Effects(rejection="An assignment was sent after a stall: the mounted one must be read first")
+    assert not member.may_deliver(A, 1.0, 1.0)
+    member.apply_assignment(an_assignment(7, A), 2.0)
+    assert member.apply_sent_assignment(an_assignment(6, A, B), 3.0).is_outdated
+    assert held(member) == [A]
+
+
+def test_assignment_that_is_sent_may_be_only_so_many_generations_newer() -> None:
+    member = a_member(A)
+    highest = 5 + MAX_SENT_LEAP
+    rejection = member.apply_sent_assignment(an_assignment(highest + 1, B), 1.0).rejection
+    assert rejection is not None
+    assert rejection.startswith(f"The sent assignment has generation {highest + 1}")
+    assert member.apply_assignment(an_assignment(5, A), 1.0) == Effects()
+    assert member.apply_sent_assignment(an_assignment(highest, B), 2.0).store_generation == highest
+    assert member.apply_assignment(an_assignment(10**9, A), 3.0).store_generation == 10**9
 
 
 def test_assignment_of_another_group_is_rejected_from_the_start_if_the_group_is_known() -> None:
@@ -503,7 +540,10 @@ class RandomWalk:
 
     def read(self, text: str | None, generation: int = 0, assigned: Iterable[Queue] = ()) -> None:
         previous_generation = self.member.obeyed_generation
-        effects = self.member.apply_assignment(text, self.now)
+        if text is not None and self.random.random() < 0.3:
+            effects = self.member.apply_sent_assignment(text, self.now)
+        else:
+            effects = self.member.apply_assignment(text, self.now)
         assert self.member.obeyed_generation >= previous_generation
         if effects.store_generation is not None:
             assert effects.store_generation == generation >= self.stored_state[0]
