@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ VERDICT = "lake/verdict"
 SPEC = TABLES[VERDICT]
 NOW = datetime.now(UTC)
 TODAY = NOW.date()
+END_OF_TODAY = datetime.combine(TODAY, time.max, UTC)  # these tests may run past midnight
 YESTERDAY = TODAY - timedelta(days=1)
 LONG_AGO = TODAY - timedelta(days=30)
 SEGMENT_DAY = date(2026, 11, 21)  # of lake_folders
@@ -67,7 +68,7 @@ def maintain(
 ) -> MaintenanceSummary:
     """Maintain a lake as if some days had passed."""
     journal = open_store(f"{lake.uri}/journal")
-    now = datetime.now(UTC) + timedelta(days=after_days)
+    now = min(datetime.now(UTC), END_OF_TODAY) + timedelta(days=after_days)
     return Maintenance(lake, journal, now, keep_days=keep_days, snapshot_days=snapshot_days).run()
 
 
