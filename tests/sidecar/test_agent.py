@@ -367,6 +367,36 @@ async def test_disk_full_keeps_a_new_generation_from_being_applied_or_reported(
         assert member.app.done == ["1"]
 
 
+async def test_disk_full_keeps_a_sent_assignment_from_being_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_member(tmp_path) as member:
+        await member.assign([FIRST])
+        digest = member.sidecar.status.settings_digest
+        with monkeypatch.context() as patched:
+            patched.setattr(StateStore, "store_state", full)
+            sent = member.assignment([SECOND], generation=2).encode()
+            for _ in range(2):
+                assert not member.sidecar.receive_assignment(sent, digest)
+            report = await member.report()
+            assert (report.generation, report.active_queues) == (1, {FIRST})
+        await member.wait_until(lambda report: report.generation == 2 and report.active_queues == {SECOND})
+        assert member.sidecar.receive_assignment(sent, digest)
+
+
+async def test_restart_after_a_sent_assignment_consumes_nothing_until_the_volume_shows_it(tmp_path: Path) -> None:
+    async with a_member(tmp_path) as member:
+        await member.assign([FIRST, SECOND])
+        sent = member.assignment([SECOND, THIRD], generation=2).encode()
+        assert member.sidecar.receive_assignment(sent, member.sidecar.status.settings_digest)
+        await member.wait_until(lambda report: report.generation == 2 and report.active_queues == {SECOND, THIRD})
+        await member.end()
+        await member.start()
+        report = await member.wait_until(lambda report: report.incarnation == "2")
+        assert (report.generation, report.active_queues) == (2, set())
+        await member.assign([SECOND, THIRD])
+
+
 async def test_drain_final_that_cannot_be_stored_does_not_prevent_termination(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

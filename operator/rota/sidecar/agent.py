@@ -271,7 +271,7 @@ class Agent:
         effects = self.member.apply_sent_assignment(document, self.host.now())
         self._log_rejection(effects)
         self._effect_runner.submit_effects(effects)
-        return not effects.rejection
+        return not (effects.rejection or self._effect_runner.is_waiting)
 
     def on_report_requested(self) -> None:
         """Note that the operator has requested the report."""
