@@ -266,6 +266,29 @@ async def test_member_terminated_while_it_rejoins_leaves_the_group(tmp_path: Pat
         assert (member.memory.groups.members[GROUP], member.offset(0)) == ([], 1)
 
 
+async def test_settings_that_need_a_rejoin_and_are_reverted_apply_before_an_assignment_sent_with_them(
+    tmp_path: Path,
+) -> None:
+    """Meanwhile the member joins with the settings that its volume shows: their filter would skip messages."""
+    async with a_member(tmp_path) as member:
+        member.app.answer = latch = Latch()
+        await member.assign([FIRST])
+        digest = member.sidecar.status.settings_digest
+        await member.send("1", queue=0)
+        await member.wait_until(lambda report: report.inflight == 1)
+        member.settings["subscriptions"] = [{"topic": TOPIC, "expression": "a"}]
+        member.publish([FIRST])
+        await member.wait_until(lambda report: report.state == "draining")
+        sent = member.assignment([FIRST, SECOND], generation=3).encode()
+        assert not member.sidecar.receive_assignment(sent, digest)
+        latch.opened.set()
+        report = await member.wait_until(lambda report: report.state == "serving" and bool(report.active_queues))
+        assert (report.generation, report.active_queues) == (2, {FIRST})
+        del member.settings["subscriptions"]
+        await member.assign([FIRST, SECOND])
+        assert member.sidecar.status.settings_digest == digest
+
+
 async def test_orderly_can_be_switched_on_and_off_at_runtime(tmp_path: Path) -> None:
     async with a_member(tmp_path) as member:
         for ordering, locked in (("Concurrent", False), ("Orderly", True), ("Concurrent", False)):

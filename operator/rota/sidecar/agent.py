@@ -261,11 +261,12 @@ class Agent:
     def receive_assignment(self, document: bytes, digest: str) -> bool:
         """Obey an assignment that the operator has sent, before the volume shows it; return whether it is in force.
 
-        `digest` is that of the settings that are stored with it. If others are in force, only the volume has both.
+        `digest` is that of the settings that are stored with it. If others are in force, or are about to be after a
+        rejoin, only the volume has both.
         """
         self.host.look_for_stall()
         has_settings = self._broker_session.current is not None and digest == self.status.settings_digest
-        if not has_settings or not self._config_follower.can_store_state():
+        if not has_settings or self._is_rejoining or not self._config_follower.can_store_state():
             return False
         self._effect_runner.snapshot_report()
         effects = self.member.apply_sent_assignment(document, self.host.now())
