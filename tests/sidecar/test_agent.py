@@ -537,6 +537,25 @@ async def test_sidecar_that_stalled_delivers_nothing_while_its_documents_cannot_
         await member.wait_until_done("1")
 
 
+async def test_sidecar_that_stalled_with_its_node_does_not_obey_an_assignment_sent_before_the_stall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet, which stalled too, has not mounted the document that then gave the queue to another member."""
+    async with a_member(tmp_path) as member:
+        await member.assign([FIRST])
+        sidecar = member.sidecar
+        digest = sidecar.status.settings_digest
+        sent = member.assignment([FIRST, SECOND], generation=2).encode()
+        real_now = sidecar.host.now
+        monkeypatch.setattr(sidecar.host, "now", lambda: real_now() + aio.STALL_SECONDS + 1)
+        assert not sidecar.receive_assignment(sent, digest)
+        assert sidecar.member.leases.keys() == {FIRST}
+        later = aio.STALL_SECONDS + 1 + agent.SENT_BEFORE_STALL_SECONDS
+        monkeypatch.setattr(sidecar.host, "now", lambda: real_now() + later)
+        assert sidecar.receive_assignment(sent, digest)
+        assert sidecar.member.leases.keys() == {FIRST, SECOND}
+
+
 async def test_sidecar_that_stalled_with_its_node_does_not_resume_its_predecessors_queues_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from rota.tls import Validity
 
 COMMIT_SECONDS = 5.0  # between two commits of a queue
 MONITOR_INTERVAL_SECONDS = 0.5
+# After a stall, requests that waited in sockets meanwhile are handled within this time.
+SENT_BEFORE_STALL_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Agent:
         self._is_publish_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._is_rejoining = False  # changed settings require a drain, then leaving and joining the group
+        self._ignores_sent_until = 0.0  # assignments that arrive until then may have been sent before a stall
         self.pod_drain_started = asyncio.Event()  # set once a drain for the pod's end starts; such a drain never ends
         self._last_rejection: str | None = None
 
@@ -112,6 +115,7 @@ class Agent:
         # The kubelet may have stalled, too, so that the mounted assignment is outdated. Count the stall's end as a
         # report request: a restarted process takes over its predecessor's queues RESUME_SECONDS after the last one.
         self.member.note_report_request(self.host.stall_detector.awake_since)
+        self._ignores_sent_until = self.host.stall_detector.awake_since + SENT_BEFORE_STALL_SECONDS
         try:
             self._read_config()
         except Exception:
@@ -263,10 +267,14 @@ class Agent:
 
         `digest` is that of the settings that are stored with it. If others are in force, or are about to be after a
         rejoin, only the volume has both.
+
+        Right after a stall, the request may have waited in the socket. If the node was stalled, too, the volume does
+        not show yet that the sent assignment is outdated, such as by forced grants.
         """
         self.host.look_for_stall()
         has_settings = self._broker_session.current is not None and digest == self.status.settings_digest
-        if not has_settings or self._is_rejoining or not self._config_follower.can_store_state():
+        may_be_outdated = self.host.now() < self._ignores_sent_until
+        if not has_settings or self._is_rejoining or may_be_outdated or not self._config_follower.can_store_state():
             return False
         self._effect_runner.snapshot_report()
         effects = self.member.apply_sent_assignment(document, self.host.now())
