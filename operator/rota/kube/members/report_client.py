@@ -5,6 +5,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple, Self
 from urllib.parse import urlencode
@@ -47,6 +48,7 @@ BYTES_PER_ENTRY = 600  # memory per pair of topic and broker, and per entry of o
 BYTES_PER_OFFSET = 200  # memory per queue in a Broadcasting member's offsets
 UNCOUNTED_BYTES = 64 * 1024  # smaller objects are not counted in a budget: the number of pods limits their sum
 MAX_CONCURRENT_READS = 200  # concurrent reads; long polls do not count
+MAX_CONCURRENT_SENDS = 100  # assignments that are sent concurrently; separate, so that they delay no read
 
 _NO_RESPONSE_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
@@ -147,6 +149,7 @@ class ReportClient:
             auto_decompress=False,
         )
         self._read_slots = asyncio.Semaphore(MAX_CONCURRENT_READS)
+        self._send_slots = asyncio.Semaphore(MAX_CONCURRENT_SENDS)
         self._large_report_slots = asyncio.Semaphore(MAX_LARGE_REPORTS)
         # For reports and offsets: `admit` counts each one until it is garbage-collected.
         self._budget = budget or RetentionBudget(uncounted_bytes=UNCOUNTED_BYTES)
@@ -280,15 +283,22 @@ class ReportClient:
     async def send_assignment(self, member: Endpoint, document: str | bytes, settings_digest: str) -> None:
         """Send a stored assignment to a member, which obeys it before the kubelet has updated its volume.
 
-        Only members that verify signatures get it, and no large assignment is sent: the volume has it, too. The query
-        has the digest of the document, because the signature does not cover the body; `settings_digest` is that of the
-        settings which are stored with the assignment: a member with other settings in force waits for its volume.
+        Only members that verify signatures get it, and no large assignment is sent: the volume has it, too. For the
+        same reason it is given up after RESPONSE_TIMEOUT_SECONDS, even if it is still waiting to be sent: otherwise,
+        requests to members that do not respond would pile up. The query has the digest of the document, because the
+        signature does not cover the body; `settings_digest` is that of the settings which are stored with the
+        assignment: a member with other settings in force waits for its volume.
         """
-        body = document.encode() if isinstance(document, str) else document
-        if member.is_signed and member.address and len(body) <= MAX_SENT_ASSIGNMENT_BYTES:
-            query = urlencode({"settings": settings_digest, "sha256": hashlib.sha256(body).hexdigest()})
-            async with self._read_slots:
-                await self._send_command("PUT", f"{ASSIGNMENT_PATH}?{query}", member, body)
+        if not (member.is_signed and member.address) or len(document) > MAX_SENT_ASSIGNMENT_BYTES:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RESPONSE_TIMEOUT_SECONDS), self._send_slots:
+                # Encoded not before it is sent: thousands of requests may wait, and share the document.
+                body = document.encode() if isinstance(document, str) else document
+                if len(body) <= MAX_SENT_ASSIGNMENT_BYTES:
+                    query = urlencode({"settings": settings_digest, "sha256": hashlib.sha256(body).hexdigest()})
+                    target = f"{ASSIGNMENT_PATH}?{query}"
+                    await self._send_command("PUT", target, member, body)
 
     async def _send_command(self, method: str, target: str, member: Endpoint, body: bytes) -> None:
         """Send a request whose response is ignored: the member's next report shows the effect."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from ground.poll import soon
 from rota.deliveries import DeliveriesPage, QueueCounts
 from rota.delivery_totals import BYTES_PER_QUEUE
 from rota.kube.client.objects import Pod
@@ -97,6 +99,10 @@ class Member:
     def receive_assignment(self, document: bytes, digest: str) -> bool:
         self.assignments.append((document, digest))
         return len(self.assignments) == 1
+
+
+async def as_awaitable(value: bool) -> bool:  # noqa: FBT001 - the only argument
+    return value
 
 
 @asynccontextmanager
@@ -574,3 +580,65 @@ async def test_restart_of_a_sidecar_is_known_to_an_operator_only_by_signed_reque
         async with a_client(KEY) as client:
             assert (await client.read(endpoint)).report
         assert member.report_requests == 1
+
+
+@asynccontextmanager
+async def serve_silently() -> AsyncIterator[tuple[Endpoint, list[bytes]]]:
+    """Serve an address that receives requests and never responds; yield it, and what it has received."""
+    received: list[bytes] = []
+
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.readuntil(b"\r\n\r\n"))
+        await reader.read()  # until the client disconnects
+        writer.close()
+
+    server = await asyncio.start_server(receive, HOST, 0)
+    port = int(server.sockets[0].getsockname()[1])
+    yield Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID), received
+    server.close()
+
+
+async def test_report_is_read_while_assignments_are_sent_to_members_that_do_not_respond(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_client, "MAX_CONCURRENT_READS", 2)
+    monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", 60.0)
+    async with (
+        serve_control_port(Member(), folder) as port,
+        serve_silently() as (silent, received),
+        a_client(KEY) as client,
+    ):
+        sends = [asyncio.create_task(client.send_assignment(silent, "{}", "digest")) for _ in range(5)]
+        await soon(lambda: as_awaitable(len(received) >= 2))
+        async with asyncio.timeout(30):
+            endpoint = Endpoint(UID, HOST, port, is_signed=True, group_uid=GROUP_UID)
+            assert (await client.read(endpoint)).report
+        for send in sends:
+            send.cancel()
+        await asyncio.gather(*sends, return_exceptions=True)
+
+
+async def test_assignment_is_not_sent_once_its_volume_has_had_time_to_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise requests of members that do not respond would pile up, with each generation more."""
+    monkeypatch.setattr(report_client, "MAX_CONCURRENT_READS", 1)
+    monkeypatch.setattr(report_client, "MAX_CONCURRENT_SENDS", 1, raising=False)
+    monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", 0.2)
+    async with serve_silently() as (silent, received), a_client(KEY) as client:
+        await asyncio.gather(*(client.send_assignment(silent, "{}", "digest") for _ in range(20)))
+        assert len(received) < 10
+
+
+async def test_assignment_that_waits_to_be_sent_takes_no_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_client, "MAX_CONCURRENT_READS", 1)
+    monkeypatch.setattr(report_client, "MAX_CONCURRENT_SENDS", 1, raising=False)
+    document = "x" * report_client.MAX_SENT_ASSIGNMENT_BYTES
+    async with serve_silently() as (silent, received), a_client(KEY) as client:
+        tracemalloc.start()
+        sends = [asyncio.create_task(client.send_assignment(silent, document, "digest")) for _ in range(200)]
+        await soon(lambda: as_awaitable(bool(received)))
+        allocated, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        for send in sends:
+            send.cancel()
+        await asyncio.gather(*sends, return_exceptions=True)
+    assert allocated < 50 * len(document)
