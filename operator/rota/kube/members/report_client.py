@@ -278,7 +278,7 @@ class ReportClient:
     async def drain(self, member: Endpoint) -> None:
         """Request a member's final drain. The caller repeats this until the member's report shows that it drains."""
         command = b"" if member.is_signed else msgspec.json.encode({"uid": member.uid})
-        await self._send_command("POST", DRAIN_PATH, member, command)
+        await self._send_command("POST", DRAIN_PATH, member, command, "application/json")
 
     async def send_assignment(self, member: Endpoint, document: str | bytes, settings_digest: str) -> None:
         """Send a stored assignment to a member, which obeys it before the kubelet has updated its volume.
@@ -298,12 +298,12 @@ class ReportClient:
                 if len(body) <= MAX_SENT_ASSIGNMENT_BYTES:
                     query = urlencode({"settings": settings_digest, "sha256": hashlib.sha256(body).hexdigest()})
                     target = f"{ASSIGNMENT_PATH}?{query}"
-                    await self._send_command("PUT", target, member, body)
+                    await self._send_command("PUT", target, member, body, "application/octet-stream")
 
-    async def _send_command(self, method: str, target: str, member: Endpoint, body: bytes) -> None:
+    async def _send_command(self, method: str, target: str, member: Endpoint, body: bytes, content_type: str) -> None:
         """Send a request whose response is ignored: the member's next report shows the effect."""
         timeout = aiohttp.ClientTimeout(total=RESPONSE_TIMEOUT_SECONDS)
-        headers = self._signature(method, target, member)
+        headers = {"Content-Type": content_type, **self._signature(method, target, member)}
         url = member.url(target)
         try:
             async with self._session.request(

@@ -642,3 +642,22 @@ async def test_assignment_that_waits_to_be_sent_takes_no_memory_of_its_own(monke
             send.cancel()
         await asyncio.gather(*sends, return_exceptions=True)
     assert allocated < 50 * len(document)
+
+
+async def test_drain_request_to_a_member_of_an_earlier_version_has_json() -> None:
+    content_types: list[str] = []
+
+    async def drain(request: web.Request) -> web.Response:
+        content_types.append(request.content_type)
+        assert await request.json() == {"uid": UID}
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/drain", drain)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    async with a_client() as client:
+        await client.drain(Endpoint(UID, HOST, int(runner.addresses[0][1])))
+    await runner.cleanup()
+    assert content_types == ["application/json"]
