@@ -20,8 +20,10 @@ def pods_behind(
 ) -> list[PodSnapshot]:
     """Return the pods that have yet to apply the document or the settings (`settings` is their digest).
 
-    A pod that obeys the document's generation is not behind: it has read the settings, too. Nor is a pod that obeys an
-    older generation, if all of this holds:
+    A pod that obeys the document's generation is not behind: it has the settings, too. The exception is a process that
+    uses no settings yet: an earlier process of the pod obeyed an assignment that was sent to it, and the volume, from
+    which a restarted process reads it again, is older. Nor is a pod behind that obeys an older generation, if all of
+    this holds:
 
     - no revoke, barrier or restart requires a later generation of it;
     - it uses these settings;
@@ -34,8 +36,10 @@ def pods_behind(
 
     def is_behind(pod: PodSnapshot) -> bool:
         has_ended = pod.ended or pod.uid in deleted_uids
-        if has_ended or not (pod.started or pod.ready) or pod.generation >= document.generation:
+        if has_ended or not (pod.started or pod.ready):
             return False
+        if pod.generation >= document.generation:
+            return bool(settings) and _awaits_volume(pod)
         # A restarted pod must obey a document with incarnations: this proves that its earlier process has ended.
         after_restart = document.incarnations_since if incarnations.has_restarted(document, pod) else 0
         required_generation = max(revoked_in.get(pod.holder, 0), document.barrier, after_restart)
@@ -57,6 +61,14 @@ def has_other_settings(pod: PodSnapshot, settings: str) -> bool:
     """Whether a member reports other settings than these (a digest); members of earlier versions may report none."""
     reported = pod.report.settings if pod.report else ""
     return bool(settings and reported and reported != settings)
+
+
+def _awaits_volume(pod: PodSnapshot) -> bool:
+    """Whether the pod's process has restarted, and has not found the assignment that the pod obeys in its volume.
+
+    Sidecars whose processes have numbers report the settings in force, unless none are.
+    """
+    return pod.report is not None and pod.report.incarnation_number > 1 and not pod.report.settings
 
 
 def due_pokes(pods: Sequence[PodSnapshot], document: Assignment) -> dict[str, Poke]:

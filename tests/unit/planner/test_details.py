@@ -507,6 +507,17 @@ def test_poke_considers_a_pod_behind_while_it_owes_a_release_or_the_barrier() ->
     assert pokes.pods_behind(pods, broadcast, frozenset()) == pods
 
 
+def test_poke_is_repeated_for_a_restarted_process_whose_volume_does_not_show_the_obeyed_document() -> None:
+    """The document was sent to the pod's first process. In Broadcasting groups no other document follows a restart."""
+    broadcast = replace(DOCUMENT, members={"m1": Share("uid-m1")}, everyone=tuple(Q[:6]))
+    restarted = a_pod("m1", a_report("m1", 5, reads=2, incarnation="2"), poke=Poke(5, 1))
+    assert pokes.pods_behind([restarted], broadcast, frozenset(), "digest") == [restarted]
+    assert pokes.due_pokes([restarted], broadcast) == {"m1": Poke(5, 2)}
+    for changed in ({"settings": "digest"}, {"incarnation": "1"}, {"incarnation": "d1f0"}):
+        report = a_report("m1", 5, **({"reads": 2, "incarnation": "2"} | changed))
+        assert pokes.pods_behind([a_pod("m1", report)], broadcast, frozenset(), "digest") == []
+
+
 @pytest.mark.parametrize(
     ("poke", "poked", "due", "next_due"),
     [
