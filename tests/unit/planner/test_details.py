@@ -513,8 +513,9 @@ def test_poke_is_repeated_for_a_restarted_process_whose_volume_does_not_show_the
     restarted = a_pod("m1", a_report("m1", 5, reads=2, incarnation="2"), poke=Poke(5, 1))
     assert pokes.pods_behind([restarted], broadcast, frozenset(), "digest") == [restarted]
     assert pokes.due_pokes([restarted], broadcast) == {"m1": Poke(5, 2)}
+    fields: dict[str, Any] = {"reads": 2, "incarnation": "2"}
     for changed in ({"settings": "digest"}, {"incarnation": "1"}, {"incarnation": "d1f0"}):
-        report = a_report("m1", 5, **({"reads": 2, "incarnation": "2"} | changed))
+        report = a_report("m1", 5, **(fields | changed))
         assert pokes.pods_behind([a_pod("m1", report)], broadcast, frozenset(), "digest") == []
 
 
