@@ -17,7 +17,7 @@ from rota.kube.brokers.lag.lag_totals import status_lag
 from rota.kube.brokers.registry import BrokerRegistry
 from rota.kube.client.api import ApiError, NoResponseError
 from rota.kube.client.objects import assignment_name
-from rota.kube.members.report_client import Endpoint, ReportClient
+from rota.kube.members.report_client import MAX_SENT_ASSIGNMENT_BYTES, Endpoint, ReportClient
 from rota.kube.members.report_watchers import ReportWatchers
 from rota.kube.reconcile.assignment_writer import REJECTED_STATUSES, AssignmentWriter, PendingPlan
 from rota.kube.reconcile.observe import GroupStateReader
@@ -208,6 +208,8 @@ class Reconciler:
         """Send a stored assignment to the members that have not obeyed it, in background tasks."""
         digest = settings_digest(group.stored_assignment.settings)
         for document in new_plan.config_map_data.values():  # one: plain or compressed
+            if len(document) > MAX_SENT_ASSIGNMENT_BYTES:  # checked here to start no tasks for up to 10,000 members
+                continue
             for name in new_plan.pokes.keys() - new_plan.settings_only_pokes:
                 if state := group.pods.get(name):
                     endpoint = Endpoint.from_pod(state.pod, group.uid)

@@ -22,7 +22,7 @@ from rota.kube.client.objects import (
     OwnerReference,
     Pod,
 )
-from rota.kube.members.report_client import Endpoint
+from rota.kube.members.report_client import MAX_SENT_ASSIGNMENT_BYTES, Endpoint
 from rota.kube.reconcile.assignment_writer import PendingPlan
 from rota.kube.reconcile.reconciler import QueuedGroup, Reconciler
 from rota.kube.state.group import Group
@@ -119,6 +119,15 @@ async def test_assignment_is_not_sent_without_need(tasks: BackgroundTasks) -> No
     """A plan is remembered without its data if the response to its write was lost."""
     assert (await sent_after(replace(PLAN, config_map_data={}), tasks)).sent == []
     assert (await sent_after(replace(PLAN, pokes={}, settings_only_pokes=frozenset()), tasks)).sent == []
+
+
+async def test_assignment_that_is_too_large_starts_no_tasks(
+    tasks: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tasks of 10,000 members alone would block the event loop for half a second."""
+    monkeypatch.setattr(tasks, "start", None)
+    data = {GZIP_KEY: b"x" * (MAX_SENT_ASSIGNMENT_BYTES + 1)}
+    assert (await sent_after(replace(PLAN, config_map_data=data), tasks)).sent == []
 
 
 async def test_assignment_is_not_sent_while_the_operator_is_busy_or_does_not_lead(tasks: BackgroundTasks) -> None:
