@@ -139,7 +139,9 @@ class Member:
         if self.group is not None and assignment.group != self.group:
             return f"The assignment is of group {assignment.group}, this member belongs to group {self.group}"
         if assignment.generation < obeyed:
-            return f"The assignment has generation {assignment.generation}; generation {obeyed} is already in force"
+            is_restarted = self._assignment is None
+            consequence = "was obeyed before the restart, so this one is not" if is_restarted else "is already in force"
+            return f"The assignment has generation {assignment.generation}; generation {obeyed} {consequence}"
         if assignment.generation > max_generation:
             return (
                 f"The sent assignment has generation {assignment.generation}, over {MAX_SENT_LEAP} more than the obeyed"

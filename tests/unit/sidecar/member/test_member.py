@@ -414,6 +414,15 @@ def test_drain_that_is_final_cannot_be_reverted_even_by_a_restart() -> None:
         assert drained_member.report().is_drained
 
 
+def test_restart_with_an_assignment_older_than_the_obeyed_one_does_not_call_any_in_force() -> None:
+    """The newer one was sent to the previous process, and the volume does not show it yet."""
+    member = Member(NAME, UID, obeyed_generation=5)
+    effects = member.apply_assignment(an_assignment(4, A), 0.0)
+    reason = "The assignment has generation 4; generation 5 was obeyed before the restart, so this one is not"
+    assert effects == Effects(rejection=reason, is_outdated=True)
+    assert acts(member.apply_assignment(an_assignment(5, A), 0.0)) == [(LeaseAction.FIND_START, A)]
+
+
 def test_drain_for_a_restart_can_become_final() -> None:
     member = a_member(A)
     member.drain(final=False, now=1.0)
