@@ -74,7 +74,7 @@ async def test_restart_with_an_older_document_takes_no_queues(rocketmq: RocketMQ
         pod.start_sidecar()
         report = await pod.wait_for_report(fleet.session)
         assert report.generation == 2
-        await fleet.wait_for_log("a", "has generation 1; generation 2 is already in force")
+        await fleet.wait_for_log("a", "has generation 1; generation 2 was obeyed before the restart")
         await fleet.send(8)
         assert (await fleet.wait_until_obeyed("a")).held == {}
         pod.mount(fleet.files())
