@@ -296,11 +296,14 @@ SINCE_YEAR_ZERO = {"position": "Timestamp", "timestamp": "0000-01-01T00:00:00Z"}
 
 
 async def wait_for_releases(world: OperatedNamespace) -> None:
-    async def none_releasing() -> bool:
-        return not world.fleet.documents[-1]["releasing"]
+    """Wait until no queue is being released, and the status of that assignment says that the rebalance is over."""
 
-    await world.soon(none_releasing)
-    await world.soon(world.settled)
+    async def is_over() -> bool:
+        newest, status = world.fleet.documents[-1], await world.status()
+        is_current = status.get("generation") == newest["generation"]
+        return is_current and not newest["releasing"] and "seconds" in status["lastRebalance"]
+
+    await world.soon(is_over)
 
 
 async def check_rows(world: OperatedNamespace, *rows: Row) -> None:
