@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 
 from rota import handover, planner
+from rota.documents import decode_assignment
 from rota.handover import Act, DesiredChange, HolderEvidence, OwnershipState, Proof
+from rota.kube.reconcile.assignment_writer import PendingPlan
+from rota.kube.reconcile.reconciler import QueuedGroup, Reconciler
 from rota.planner import budget, moves, record, subscribed_queues
 from rota.planner.members import member_states
 from rota.planner.members.holder_proofs import HolderProofs
 from rota.planner.snapshot import DecodedReport
 from rota.reports import Report
 from rota.sidecar.member import member, queue_lifecycle
+from rota.sidecar.member.member import Effects, Member
 from simulation import fleet, server
+from simulation.sidecar import Disk
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -134,6 +139,26 @@ def member_forgets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fleet, "Disk", _Forgetful)
 
 
+def sent_before_stored(patch: pytest.MonkeyPatch) -> None:
+    """The operator sends a plan's document to the members before it is stored."""
+    original = Reconciler._write_assignment
+
+    async def mutant(reconciler: Reconciler, queued: QueuedGroup, pending: PendingPlan) -> None:
+        reconciler._send_assignment(queued.group, pending.plan)
+        await original(reconciler, queued, pending)
+
+    patch.setattr(Reconciler, "_write_assignment", mutant)
+
+
+def sent_documents_always_obeyed(patch: pytest.MonkeyPatch) -> None:
+    """A member obeys every document that the operator has sent, also one that arrives after a newer one."""
+
+    def mutant(consumer: Member, text: str | bytes, now: float) -> Effects:
+        return consumer._obey_assignment(decode_assignment(text), now)
+
+    patch.setattr(Member, "apply_sent_assignment", mutant)
+
+
 def final_drain_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A finally drained member consumes its assignment again."""
     original = member.Member._assigned_queues
@@ -211,6 +236,8 @@ BUGS: tuple[Plant, ...] = (
     no_view_is_no_queues,
     lower_generations_obeyed,
     member_forgets,
+    sent_before_stored,
+    sent_documents_always_obeyed,
     final_drain_forgotten,
     released_before_empty,
     namesakes_are_one,
@@ -221,7 +248,7 @@ BUGS: tuple[Plant, ...] = (
 )
 
 
-class _Forgetful(fleet.Disk):
+class _Forgetful(Disk):
     """An emptyDir volume that stores nothing."""
 
     @property

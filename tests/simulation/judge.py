@@ -11,7 +11,8 @@ from rota.model import Holder, Queue
 from simulation.server import StoredConfigMap
 
 if TYPE_CHECKING:
-    from simulation.fleet import Kubelet, Sidecar
+    from simulation.fleet import Kubelet
+    from simulation.sidecar import Sidecar
     from simulation.world import Simulation
 
 
@@ -48,6 +49,7 @@ class Judge:
         self.granted = 0
         self.written = 0
         self.plans = 0
+        self.obeyed_before_mounted = 0  # documents that a member obeyed because the operator had sent them
         self.contested = 0
         self.statuses = 0
         world.api.on_config_map_change.append(self.on_config_map_change)
@@ -128,6 +130,12 @@ class Judge:
         self.obeyed[generation].append(sidecar.pod)
         if generation < previous_generation:
             raise InvariantError(f"{sidecar.name} steps back from generation {previous_generation} to {generation}")
+
+    def on_sent_document_obeyed(self, sidecar: "Sidecar", generation: int, text: str | bytes) -> None:
+        """Check a document that a member obeys because the operator has sent it: only a stored document may be sent."""
+        if self.texts.get(generation) != text:
+            raise InvariantError(f"{sidecar.name} obeys a document of generation {generation} that was never stored")
+        self.obeyed_before_mounted += text != sidecar.pod.mounted
 
     def on_config_map_change(self, stored: StoredConfigMap | None) -> None:
         """Check a change of the stored assignment."""

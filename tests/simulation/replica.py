@@ -14,6 +14,7 @@ from rota.kube.client.api import Api
 from rota.kube.client.objects import (
     ASSIGNMENT_MOUNT_PATH,
     GROUP_LABEL,
+    KEY_MOUNT_PATH,
     CustomResource,
     Metadata,
     ObjectKey,
@@ -213,7 +214,10 @@ class Operator(Process):
                 "initContainers": [
                     {
                         "name": SIDECAR_CONTAINER,
-                        "volumeMounts": [{"name": "assignment", "mountPath": ASSIGNMENT_MOUNT_PATH}],
+                        "volumeMounts": [
+                            {"name": "assignment", "mountPath": ASSIGNMENT_MOUNT_PATH},
+                            {"name": "key", "mountPath": KEY_MOUNT_PATH},
+                        ],
                     }
                 ],
                 "volumes": [{"name": "assignment", "configMap": {"name": assignment_name(group)}}],

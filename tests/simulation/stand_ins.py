@@ -162,6 +162,12 @@ class Members:
         await asyncio.sleep(self._operator.random.uniform(0.0, 0.05))
         self._operator.world.request_drain(Holder(member.address, member.uid))
 
+    async def send_assignment(self, member: Endpoint, document: str | bytes, settings_digest: str) -> None:
+        """Send a stored assignment; the network may lose it, or deliver it late or twice."""
+        kubelet = self._operator.world.kubelets.get(member.address)
+        if member.is_signed and kubelet and kubelet.uid == member.uid:
+            kubelet.send_assignment(document, settings_digest)
+
 
 class Server:
     """The API server's client: objects by path."""

@@ -76,6 +76,21 @@ def test_crash_of_the_operator_around_every_write_of_a_rebalance_is_recovered(po
     world.judge.check_settled()
 
 
+def test_assignment_that_is_sent_is_obeyed_before_the_volumes_show_it() -> None:
+    world = _run_for(Simulation(3, routes=ORDERS, policy=a_policy(), replicas=3), 30.0)
+    world.scale(4)
+    _run_for(world, 2.0)
+    for kubelet in world.kubelets.values():
+        kubelet.delay_factor = 180.0  # a volume follows a poke after 9 s at least
+    obeyed_before = world.judge.obeyed_before_mounted
+    _run_for(world, 8.0)
+    assert world.judge.obeyed_before_mounted > obeyed_before
+    assert world.judge.document
+    stored = world.judge.texts[world.judge.document.generation]
+    assert all(kubelet.mounted != stored for kubelet in world.kubelets.values())
+    world.judge.check_settled()
+
+
 @pytest.mark.parametrize("strategy", ["Sticky", "Averagely"])
 def test_rolling_update_needs_at_most_two_moves_per_queue_in_total(strategy: str) -> None:
     routes = {"orders": {"a": 40, "b": 40}}
