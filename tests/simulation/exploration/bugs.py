@@ -15,8 +15,10 @@ from rota.planner.situation import Situation
 from rota.sidecar.member import queue_lifecycle
 from rota.sidecar.member.member import Effects, Member
 from rota.sidecar.member.queue_lifecycle import LeaseEvent, LeaseState
-from simulation.exploration import operators
+from simulation.exploration import operators, pods
+from simulation.exploration.documents import Document
 from simulation.exploration.processes import DiskState, Process, Processes
+from simulation.exploration.state import ExploredState
 
 
 def responses_of_an_earlier_lease_accepted(patch: pytest.MonkeyPatch) -> None:
@@ -50,6 +52,26 @@ def member_forgets(patch: pytest.MonkeyPatch) -> None:
         return original(processes, name, uid, DiskState(starts=disk.starts))
 
     patch.setattr(Processes, "start", mutant)
+
+
+def write_in_flight_sent(patch: pytest.MonkeyPatch) -> None:
+    """The operator sends the document of a write before it knows that the API server has accepted it."""
+    original = pods.sendable_documents
+
+    def mutant(state: ExploredState) -> list[Document]:
+        return [*original(state), state.write.document] if state.write else original(state)
+
+    patch.setattr(pods, "sendable_documents", mutant)
+
+
+def sent_generation_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """A member obeys a sent document without storing its generation on the disk."""
+    original = Member.apply_sent_assignment
+
+    def mutant(member: Member, text: str | bytes, now: float) -> Effects:
+        return replace(original(member, text, now), store_generation=None)
+
+    patch.setattr(Member, "apply_sent_assignment", mutant)
 
 
 def start_not_counted(patch: pytest.MonkeyPatch) -> None:

@@ -5,27 +5,27 @@ from simulation.exploration.setting import INSTANT, Configuration
 M1, M2 = ("m1",), ("m2",)
 
 CONFIGURATIONS = {
-    "joining": Configuration(late_members=1, faults={"restart": 1, "failover": 1}, min_states=24_000),
-    "dying": Configuration(faults={"die": 1, "failover": 1}, fault_targets=M1, min_states=12_000),
-    "blind": Configuration(queues=1, faults={"blind": 1, "die": 1}, fault_targets=M1, slow=("see",), min_states=16_000),
-    "leaving": Configuration(faults={"terminate": 1, "failover": 1}, fault_targets=M1, min_states=24_000),
-    "leaving-midway": Configuration(late_members=1, faults={"terminate": 1}, fault_targets=M1, min_states=16_000),
-    "route": Configuration(faults={"route": 2, "crash": 1}, max_faults=2, fault_targets=M2, min_states=9_000),
-    "record": Configuration(faults={"delete": 1, "lose": 1}, fault_targets=M2, min_states=30_000),
-    "record-midway": Configuration(late_members=1, faults={"delete": 1}, min_states=2_800),
-    "three": Configuration(members=3, queues=1, faults={"lose": 1, "crash": 1}, fault_targets=M1, min_states=15_000),
-    "hanging": Configuration(queues=1, faults={"hang": 1}, fault_targets=M1, slow=INSTANT, min_states=2_500),
+    "joining": Configuration(late_members=1, faults={"restart": 1, "failover": 1}, min_states=35_000),
+    "dying": Configuration(faults={"die": 1, "failover": 1}, fault_targets=M1, min_states=112_000),
+    "blind": Configuration(queues=1, faults={"blind": 1, "die": 1}, fault_targets=M1, slow=("see",), min_states=82_000),
+    "leaving": Configuration(faults={"terminate": 1, "failover": 1}, fault_targets=M1, min_states=134_000),
+    "leaving-midway": Configuration(late_members=1, faults={"terminate": 1}, fault_targets=M1, min_states=38_000),
+    "route": Configuration(faults={"route": 2, "crash": 1}, max_faults=2, fault_targets=M2, min_states=28_000),
+    "record": Configuration(faults={"delete": 1, "lose": 1}, fault_targets=M2, min_states=66_000),
+    "record-midway": Configuration(late_members=1, faults={"delete": 1}, min_states=4_700),
+    "three": Configuration(members=3, queues=1, faults={"lose": 1, "crash": 1}, fault_targets=M1, min_states=22_000),
+    "hanging": Configuration(queues=1, faults={"hang": 1}, fault_targets=M1, slow=INSTANT, min_states=14_500),
     "late": Configuration(
-        queues=1, faults={"die": 1, "failover": 1}, fault_targets=M1, slow=("show",), min_states=11_000
+        queues=1, faults={"die": 1, "failover": 1}, fault_targets=M1, slow=("show",), min_states=315_000
     ),
-    "stale": Configuration(queues=1, faults={"lose": 1, "stale": 1}, fault_targets=M1, slow=("see",), min_states=1_200),
-    "pause": Configuration(queues=1, faults={"pause": 3}, late_timers=True, min_states=2_000),
-    "app": Configuration(queues=1, faults={"pause": 2, "app": 1}, fault_targets=M1, slow=("place",), min_states=2_800),
+    "stale": Configuration(queues=1, faults={"lose": 1, "stale": 1}, fault_targets=M1, slow=("see",), min_states=1_700),
+    "pause": Configuration(queues=1, faults={"pause": 3}, late_timers=True, min_states=2_600),
+    "app": Configuration(queues=1, faults={"pause": 2, "app": 1}, fault_targets=M1, slow=("place",), min_states=4_300),
     "reader": Configuration(
-        queues=1, faults={"pause": 2, "reader": 2}, fault_targets=M1, late_timers=True, min_states=1_400
+        queues=1, faults={"pause": 2, "reader": 2}, fault_targets=M1, late_timers=True, min_states=2_200
     ),
     "orderly-reader": Configuration(
-        queues=1, orderly=True, faults={"pause": 2, "fail": 1, "reader": 2}, fault_targets=M1, min_states=2_600
+        queues=1, orderly=True, faults={"pause": 2, "fail": 1, "reader": 2}, fault_targets=M1, min_states=4_300
     ),
     "crash": Configuration(
         queues=1,
@@ -33,7 +33,7 @@ CONFIGURATIONS = {
         faults={"crash": 1, "restart": 1},
         fault_targets=M1,
         slow=("see",),
-        min_states=8_000,
+        min_states=12_000,
     ),
     "crash-late": Configuration(
         queues=1,
@@ -41,7 +41,7 @@ CONFIGURATIONS = {
         faults={"crash": 2},
         fault_targets=M1,
         slow=("see", "show"),
-        min_states=120_000,
+        min_states=610_000,
     ),
     "absence": Configuration(
         queues=1,
@@ -49,7 +49,7 @@ CONFIGURATIONS = {
         faults={"crash": 2, "absence": 1},
         max_faults=2,
         fault_targets=M1,
-        min_states=15_000,
+        min_states=21_000,
     ),
     "schemas": Configuration(
         queues=1,

@@ -19,7 +19,8 @@ def transitions(setting: Setting, state: ExploredState) -> Iterator[Transition]:
             yield from _pod_faults(setting, state, slot, slot.api_pod)
     yield from _operator_faults(setting, state)
     for next_state in setting.spend(state, "delete") if state.stored else ():
-        lost = next_state._replace(stored=None, version=state.version + 1, now=state.now + RECOVERY_INTERVAL_SECONDS)
+        now = state.now + RECOVERY_INTERVAL_SECONDS
+        lost = next_state._replace(stored=None, version=state.version + 1, replaced=state.stored, now=now)
         yield Transition("delete", "the stored assignment is deleted", lost)
     for next_state in setting.spend(state, "route"):
         shorter = setting.queues[:-1]

@@ -45,6 +45,7 @@ class Keys:
         return (
             *[self._slot_number(slot, order, now) for slot in state.slots],
             self._document_number(state.stored, order, now),
+            self._document_number(state.replaced, order, now),
             self._write_key(state.write, order, state),
             self._write_key(state.former, order, state),
             state.faults_left,
@@ -57,8 +58,8 @@ class Keys:
         )
 
     def _order(self, state: ExploredState) -> Order:
-        written = [write.document for write in (state.write, state.former) if write]
-        documents = [state.stored, *written] if state.stored else written
+        documents = [write.document for write in (state.write, state.former) if write]
+        documents += [document for document in (state.stored, state.replaced) if document]
         used = frozenset([0, *(document.number for document in documents)]).union(*map(self._used_by, state.slots))
         order = self._orders.get(used)
         if order is None:

@@ -112,7 +112,7 @@ def _store(state: ExploredState, write: Write) -> ExploredState:
     """Replace the stored assignment; note the losers of forced grants, until they are granted the queue again."""
     document = write.document
     previous = state.stored
-    documents = [previous, *(slot.mounted for slot in state.slots)]
+    documents = [previous, state.replaced, *(slot.mounted for slot in state.slots)]
     documents += [slot.process.document for slot in state.slots if slot.process]
     if any(other and other.number == document.number and other is not document for other in documents):
         raise InvariantError(f"Generation {document.number} has two texts")
@@ -124,7 +124,13 @@ def _store(state: ExploredState, write: Write) -> ExploredState:
     for queue, since in document.assignment.forced.items():
         if since == document.number:
             overruled |= {(queue, uid, since) for uid in uids - {document.owners[queue].uid}}
-    return state._replace(stored=document, version=state.version + 1, awaited_reports=None, overruled=overruled)
+    return state._replace(
+        stored=document,
+        version=state.version + 1,
+        replaced=previous or state.replaced,
+        awaited_reports=None,
+        overruled=overruled,
+    )
 
 
 def _plan(setting: Setting, state: ExploredState) -> Plan:

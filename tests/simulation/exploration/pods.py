@@ -5,6 +5,7 @@ from typing import Any
 
 from rota.model import Queue
 from rota.sidecar.member.queue_lifecycle import Command, LeaseAction, LeaseEvent, LeaseState
+from simulation.exploration.documents import Document
 from simulation.exploration.processes import DiskState, Process
 from simulation.exploration.setting import Setting
 from simulation.exploration.state import ApiPod, ExploredState, PodSlot, Transition, replace_slot
@@ -55,6 +56,11 @@ def can_mount(state: ExploredState, slot: PodSlot, api_pod: ApiPod) -> bool:
     """Return whether the kubelet can update the volume; volumes of terminating pods stay as they are."""
     is_current = slot.mounted is state.stored or state.stored is None
     return not (is_current or slot.dead or slot.lost or api_pod.terminating)
+
+
+def sendable_documents(state: ExploredState) -> list[Document]:
+    """Return what the operator may have sent to members: the stored document, and the one that it has replaced."""
+    return [document for document in (state.stored, state.replaced) if document]
 
 
 def _create(state: ExploredState, slot: PodSlot) -> Iterator[Transition]:
@@ -131,6 +137,10 @@ def _process_transitions(
     if mounted and mounted is not process.document:
         read = run_step(setting, state, slot, "read", mounted)
         yield Transition("read", f"{name} reads generation {mounted.number}", read)
+    if slot.is_reachable and process.document:  # it has read its settings, which a sent document does not contain
+        for document in sendable_documents(state):
+            obeyed = run_step(setting, state, slot, "send", document)
+            yield Transition("send", f"{name} gets generation {document.number} from the operator", obeyed)
     for queue, commands in process.pending_commands.items():
         yield from _responses(setting, state, slot, queue, commands[0][0])
     if process.member._is_draining and not process.member.final:

@@ -232,13 +232,8 @@ class Processes:
 def _run_action(process: Process, action: tuple[Any, ...]) -> Effects:
     member = process.member
     match action:
-        case "read" | "wake" as kind, document:
-            if kind == "wake":
-                member.mark_stalled()
-            step = member.apply_assignment(document.text if document else None, process.now)
-            if step.store_generation is not None:
-                process.document = document
-            return step
+        case "read" | "wake" | "send" as kind, document:
+            return _apply_document(process, kind, document)
         case "answer", event, queue:
             command, sent = process.pending_commands[queue][0]
             process.complete_command(queue)
@@ -252,6 +247,19 @@ def _run_action(process: Process, action: tuple[Any, ...]) -> Effects:
             return member.drain(final=kind == "drain for good", now=process.now)
         case _:
             return member.end_drain(process.now)
+
+
+def _apply_document(process: Process, kind: str, document: Document | None) -> Effects:
+    member = process.member
+    if kind == "send" and document:
+        step = member.apply_sent_assignment(document.text, process.now)
+    else:
+        if kind == "wake":
+            member.mark_stalled()
+        step = member.apply_assignment(document.text if document else None, process.now)
+    if document and not step.rejection:
+        process.document = document
+    return step
 
 
 def _answer_find_start(process: Process) -> None:

@@ -7,7 +7,9 @@ allows, all other transitions any number of times.
 
 Left out, as they lead to states that are explored anyway: a lost write is a plan that is not made; a write with a
 lost response, and an operator that crashes after its write, are that write followed by a restart; a document
-between the mounted and the newest one is mounted while it is the newest, and read later.
+between the mounted and the newest one is mounted while it is the newest, and read later. A sent document that
+arrives after two newer ones were stored is such a document, too: the volume of its member shows an older one instead,
+which has no effect but to be rejected.
 """
 
 from collections import Counter, deque

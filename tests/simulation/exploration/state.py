@@ -70,6 +70,7 @@ class ExploredState(NamedTuple):
     faults_left: tuple[int, ...]  # faults that may still happen, by kind; the last: in total
     stored: Document | None = None
     version: int = 0
+    replaced: Document | None = None  # stored before; requests with it may still be under way to members
     write: Write | None = None
     former: Write | None = None  # of a replaced operator
     deleted_uids: frozenset[str] = frozenset()  # known to the operator
