@@ -58,9 +58,9 @@ CONFIGURATIONS = {
         faults={"crash": 1, "schema": 1},
         fault_targets=M1,
         slow=("show",),
-        min_states=38_000,
+        min_states=170_000,
     ),
-    "orderly": Configuration(queues=1, orderly=True, faults={"pause": 2, "fail": 1}, fault_targets=M1, min_states=550),
+    "orderly": Configuration(queues=1, orderly=True, faults={"pause": 2, "fail": 1}, fault_targets=M1, min_states=880),
 }
 
 # Explored only with `ROTA_EXPLORE=deep`: a minute each, the last two four minutes each.
