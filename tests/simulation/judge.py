@@ -41,6 +41,7 @@ class Judge:
         self.consumers: dict[Queue, list[Consumer]] = {}
         self.texts: dict[int, str | bytes] = {}
         self.documents: dict[int, Assignment] = {}
+        self._ever_stored: set[str | bytes] = set()  # texts, also those that a restored old copy has undone
         self.obeyed: defaultdict[int, list[Kubelet]] = defaultdict(list)
         self.document: Assignment | None = None
         self._recent_plans: deque[float] = deque(maxlen=300)  # times; the busiest 15 s of a run have a hundred plans
@@ -133,7 +134,7 @@ class Judge:
 
     def on_sent_document_obeyed(self, sidecar: "Sidecar", generation: int, text: str | bytes) -> None:
         """Check a document that a member obeys because the operator has sent it: only a stored document may be sent."""
-        if self.texts.get(generation) != text:
+        if text not in self._ever_stored:
             raise InvariantError(f"{sidecar.name} obeys a document of generation {generation} that was never stored")
         self.obeyed_before_mounted += text != sidecar.pod.mounted
 
@@ -146,6 +147,7 @@ class Judge:
         if stored is None or document is None:
             self.document = None
             return
+        self._ever_stored.add(stored.text)
         # Restoring an old copy removes every trace of the next generation, unless a pod that obeyed it still runs.
         following = document.generation + 1
         if self.world.is_manual_edit and all(pod.is_over for pod in self.obeyed[following]):
