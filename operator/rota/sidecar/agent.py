@@ -183,7 +183,7 @@ class Agent:
         """Log why an assignment was rejected; the same reason only once in a row."""
         rejection = effects.rejection
         if rejection and rejection != self._last_rejection:
-            _log.log(logging.INFO if effects.is_outdated else logging.WARNING, "%s", rejection)
+            _log.log(logging.INFO if effects.is_older else logging.WARNING, "%s", rejection)
         self._last_rejection = rejection
 
     def _join_group(self, settings: GroupSettings) -> bool:

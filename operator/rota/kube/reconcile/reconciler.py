@@ -172,10 +172,10 @@ class Reconciler:
             queued.publisher.publish(new_plan, with_deployment=False)
 
     def _follow_up(self, queued: QueuedGroup, pending: PendingPlan, *, is_written: bool) -> float:
-        """Tell members, and publish status, Events and journal records of a plan whose assignment is stored.
+        """Send a stored assignment, poke pods, and publish the plan's status, Events and journal records.
 
-        Members learn of it by their volumes, which pokes update at once, and if few pods are being poked also by a
-        request. Background tasks do all of this. Return the seconds until postponed pokes are due.
+        Background tasks do all of this. No assignment is sent while many annotations are being written. Return the
+        seconds until postponed pokes are due.
         """
         group = queued.group
         new_plan = pending.plan
@@ -207,7 +207,7 @@ class Reconciler:
     def _send_assignment(self, group: Group, new_plan: Plan) -> None:
         """Send a stored assignment to the members that have not obeyed it, in background tasks."""
         digest = settings_digest(group.stored_assignment.settings)
-        for document in new_plan.config_map_data.values():  # one: plain or compressed
+        for document in new_plan.config_map_data.values():  # one; none after a lost response
             if len(document) > MAX_SENT_ASSIGNMENT_BYTES:  # checked here to start no tasks for up to 10,000 members
                 continue
             for name in new_plan.pokes.keys() - new_plan.settings_only_pokes:

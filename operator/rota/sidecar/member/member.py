@@ -27,7 +27,7 @@ from rota.sidecar.member.queue_lifecycle import Command, LeaseEvent, LeaseState
 RESUME_SECONDS = 180.0
 # Each member of a group has its key, so any of them could send a forged assignment. If that had the highest possible
 # generation, no later one could be newer. So only the mounted assignment may be more than this many generations newer.
-MAX_SENT_LEAP = 1000
+MAX_GENERATIONS_AHEAD = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Effects:
     store_final: bool = False  # also write that the drain is final
     commands: tuple[Command, ...] = ()
     rejection: str | None = None  # why an assignment was rejected: one sentence, for the log
-    is_outdated: bool = False  # the rejected assignment was replaced by the obeyed one; volumes show it for a while
+    is_older: bool = False  # whether the rejected assignment is older than the obeyed one: volumes are, for a while
 
 
 class Member:
@@ -117,7 +117,7 @@ class Member:
         """
         if not self._is_assignment_current:
             return Effects(rejection="An assignment was sent after a stall: the mounted one must be read first")
-        return self._obey_if_valid(text, now, self.obeyed_generation + MAX_SENT_LEAP)
+        return self._obey_if_valid(text, now, self.obeyed_generation + MAX_GENERATIONS_AHEAD)
 
     def _obey_if_valid(
         self, text: str | bytes, now: float, max_generation: int, drain_timeout: float | None = None
@@ -129,7 +129,7 @@ class Member:
         if assignment == self._assignment:
             return Effects()
         if rejection := self._why_rejected(assignment, max_generation):
-            return Effects(rejection=rejection, is_outdated=assignment.generation < self.obeyed_generation)
+            return Effects(rejection=rejection, is_older=assignment.generation < self.obeyed_generation)
         if drain_timeout is not None:
             self._lease_table.drain_timeout = drain_timeout
         return self._obey_assignment(assignment, now)
@@ -143,10 +143,8 @@ class Member:
             consequence = "was obeyed before the restart, so this one is not" if is_restarted else "is already in force"
             return f"The assignment has generation {assignment.generation}; generation {obeyed} {consequence}"
         if assignment.generation > max_generation:
-            return (
-                f"The sent assignment has generation {assignment.generation}, over {MAX_SENT_LEAP} more than the obeyed"
-                f" generation {obeyed}: only the mounted assignment may"
-            )
+            ahead = assignment.generation - obeyed
+            return f"The sent assignment is {ahead} generations newer than the obeyed one ({obeyed}): too many"
         # A restarted process knows only the obeyed generation, so it accepts any assignment of that generation.
         if assignment.generation == obeyed and self._assignment is not None:
             return f"The assignment differs from the assignment of the same generation {obeyed} that is in force"

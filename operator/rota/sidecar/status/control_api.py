@@ -31,7 +31,7 @@ MAX_WAITING_REPORTS = 32  # further long polls are answered at once
 MAX_WAITING_DRAINS = 32  # connections of further drain requests may be closed while they wait
 MAX_DRAIN_BYTES = 1024  # body of a drain request
 MAX_DRAIN_BODIES = 16  # bodies that are read at the same time
-MAX_ASSIGNMENT_BYTES = 64 * 1024
+MAX_ASSIGNMENT_BYTES = 64 * 1024  # operators send no larger ones: MAX_SENT_ASSIGNMENT_BYTES
 MAX_ASSIGNMENT_BODIES = 2  # bodies that are read at the same time
 
 _NUMBER = re.compile(r"\d{0,18}", re.ASCII)  # may be empty: the parameter is optional
@@ -165,7 +165,7 @@ class ControlApi:
             return web.Response(status=400, text="sha256 must be the SHA-256 digest of the body\n")
         if not self._host.receive_assignment(body, request.query.get("settings", "")):
             return web.Response(
-                status=409, text="the assignment is not obeyed: the volume shows which one is in force\n"
+                status=409, text="the assignment is not obeyed; the report names the generation in force\n"
             )
         return web.Response(status=204)
 
