@@ -13,6 +13,9 @@ CONFIGURATIONS = {
     "route": Configuration(faults={"route": 2, "crash": 1}, max_faults=2, fault_targets=M2, min_states=28_000),
     "record": Configuration(faults={"delete": 1, "lose": 1}, fault_targets=M2, min_states=66_000),
     "record-midway": Configuration(late_members=1, faults={"delete": 1}, min_states=4_700),
+    "record-blind": Configuration(
+        late_members=1, faults={"delete": 1, "blind": 1}, fault_targets=M1, slow=("see",), min_states=420_000
+    ),
     "three": Configuration(members=3, queues=1, faults={"lose": 1, "crash": 1}, fault_targets=M1, min_states=22_000),
     "hanging": Configuration(queues=1, faults={"hang": 1}, fault_targets=M1, slow=INSTANT, min_states=14_500),
     "late": Configuration(

@@ -934,6 +934,19 @@ def test_assignment_barrier_falls_once_every_member_is_past_it() -> None:
         assert written_document(snapshot).barrier == barrier
 
 
+def test_assignment_barrier_stays_while_a_pod_of_the_document_is_neither_listed_nor_known_to_have_ended() -> None:
+    """A new leader's first list of pods may be outdated, and the pod may still drain queues without an owner."""
+    document = a_document(members={"m1": Q[:3], "m2": ()}, barrier=5)
+    m1, m2 = obeying(document)
+    assert plan(settled(document=document, pods=(m1,)), NOW).verify_ended == (M2,)
+    new_document = written_document(settled(document=document, pods=(m1,), **CHANGED_SETTINGS))
+    assert owned(new_document) == {"m1": [0, 1, 2], "m2": []}
+    assert new_document.barrier == 5
+    for pods, deleted in (((m1, m2), ()), ((m1,), ("uid-m2",))):
+        new_document = written_document(settled(document=document, pods=pods, deleted_uids=frozenset(deleted)))
+        assert set().union(*owned(new_document).values()) == {0, 1, 2, 3, 4, 5}
+
+
 def test_policy_missing_still_grants_orphans_that_were_in_handover() -> None:
     document = a_document(members={"m1": Q[:3], "m2": Q[3:5]}, taken={Q[5]: ("m3", "m2")})
     snapshot = settled(document=document, policy=None, deleted_uids=frozenset({"uid-m3"}))

@@ -60,11 +60,12 @@ class HolderProofs:
         - RELEASED: there is no barrier, or every running pod has obeyed its generation (`record.barrier_proof`).
         - LOST: every running pod that has not obeyed it is lost.
         - NONE: a running pod has neither obeyed it nor is lost.
-        - NONE also if there is a barrier, and a pod whose name another pod has now may still obey an earlier document.
+        - NONE also if there is a barrier, and a pod that is not in the snapshot may still obey an earlier document: one
+          whose name another pod has now, or one that the document names, as a new leader's list of pods may be old.
         - NONE also if the broker did not return the group's consumers: an unmanaged one may consume the queue.
         """
-        may_obey_lost_assignment = self.document.barrier and self.snapshot.replaced_holders
-        if self.snapshot.unmanaged_consumers is None or may_obey_lost_assignment:
+        is_pod_missing = bool(self.snapshot.replaced_holders or self._absent_holders)
+        if self.snapshot.unmanaged_consumers is None or (self.document.barrier and is_pod_missing):
             return Proof.NONE
         return record.barrier_proof(self.document, self.snapshot.pods, self.rules, self.now)
 
@@ -110,11 +111,16 @@ class HolderProofs:
         return sum(queue in pod.active_queues for pod in self.snapshot.running_pods) <= 1
 
     @cached_property
+    def _absent_holders(self) -> list[Holder]:
+        """The members of the document whose pods are neither in the snapshot nor known to have ended."""
+        absent = self.document.entry_holders.difference(pod.holder for pod in self.snapshot.pods)
+        return [holder for holder in absent if not self.evidence_of(holder).ended]
+
+    @cached_property
     def _oldest_generation(self) -> int:
         """The oldest generation that a pod may obey; 0 if a member's pod is absent and not known to have ended."""
-        pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
-        absent_holders = self.document.entry_holders.difference(pod.holder for pod in pods)
-        if not all(self.evidence_of(holder).ended for holder in absent_holders):
+        if self._absent_holders:
             return 0
+        pods = [pod for pod in self.snapshot.pods if not self.evidence_of(pod.holder).ended]
         # A pod that has not started consumes nothing, and its generation is 0.
         return min((pod.generation for pod in pods if pod.started), default=self.document.generation)
