@@ -131,15 +131,12 @@ async def test_assignment_that_is_sent_is_not_obeyed_by_a_member_that_has_not_jo
 async def test_assignment_that_is_sent_is_not_obeyed_while_its_generation_cannot_be_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: StateStore) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     async with a_member(tmp_path) as member:
         await member.assign([FIRST])
         member.generation = 2
         document = member.assignment([SECOND]).encode()
         with monkeypatch.context() as patched:
-            patched.setattr(StateStore, "check_space", fail)
+            patched.setattr(StateStore, "check_space", full)
             assert not member.sidecar.receive_assignment(document, member.sidecar.status.settings_digest)
             assert (await member.report()).active_queues == {FIRST}
         assert member.sidecar.receive_assignment(document, member.sidecar.status.settings_digest)

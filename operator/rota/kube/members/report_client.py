@@ -289,7 +289,7 @@ class ReportClient:
         signature does not cover the body; `settings_digest` is that of the settings which are stored with the
         assignment: a member with other settings in force waits for its volume.
         """
-        if not (member.is_signed and member.address) or len(document) > MAX_SENT_ASSIGNMENT_BYTES:
+        if not (member.is_signed and member.address):
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(RESPONSE_TIMEOUT_SECONDS), self._send_slots:

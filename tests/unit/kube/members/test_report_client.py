@@ -621,7 +621,7 @@ async def test_report_is_read_while_assignments_are_sent_to_members_that_do_not_
 async def test_assignment_is_not_sent_once_its_volume_has_had_time_to_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise requests of members that do not respond would pile up, with each generation more."""
     monkeypatch.setattr(report_client, "MAX_CONCURRENT_READS", 1)
-    monkeypatch.setattr(report_client, "MAX_CONCURRENT_SENDS", 1, raising=False)
+    monkeypatch.setattr(report_client, "MAX_CONCURRENT_SENDS", 1)
     monkeypatch.setattr(report_client, "RESPONSE_TIMEOUT_SECONDS", 0.2)
     async with serve_silently() as (silent, received), a_client(KEY) as client:
         await asyncio.gather(*(client.send_assignment(silent, "{}", "digest") for _ in range(20)))
@@ -630,7 +630,7 @@ async def test_assignment_is_not_sent_once_its_volume_has_had_time_to_show_it(mo
 
 async def test_assignment_that_waits_to_be_sent_takes_no_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_client, "MAX_CONCURRENT_READS", 1)
-    monkeypatch.setattr(report_client, "MAX_CONCURRENT_SENDS", 1, raising=False)
+    monkeypatch.setattr(report_client, "MAX_CONCURRENT_SENDS", 1)
     document = "x" * report_client.MAX_SENT_ASSIGNMENT_BYTES
     async with serve_silently() as (silent, received), a_client(KEY) as client:
         tracemalloc.start()
