@@ -12,6 +12,7 @@ from rota.documents import decode_assignment
 from rota.handover import Act, DesiredChange, HolderEvidence, OwnershipState, Proof
 from rota.kube.reconcile.assignment_writer import PendingPlan
 from rota.kube.reconcile.reconciler import QueuedGroup, Reconciler
+from rota.kube.state.stored_assignment import AssignmentState
 from rota.planner import budget, moves, record, subscribed_queues
 from rota.planner.members import member_states
 from rota.planner.members.holder_proofs import HolderProofs
@@ -107,6 +108,11 @@ def recovery_below_what_was_seen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         record, "rebuild_assignment", lambda snapshot, now: replace(original(snapshot, now), generation=1, barrier=1)
     )
+
+
+def restored_copies_trusted(patch: pytest.MonkeyPatch) -> None:
+    """An assignment that a user restored is planned with reports that are older than it."""
+    patch.setattr(AssignmentState, "is_own", True)
 
 
 def budget_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -231,6 +237,7 @@ BUGS: tuple[Plant, ...] = (
     conflicts_ignored,
     barrier_ignored,
     recovery_below_what_was_seen,
+    restored_copies_trusted,
     budget_forgotten,
     shrinks_on_a_partial_view,
     no_view_is_no_queues,

@@ -27,6 +27,7 @@ class Kubelet:
         self.mounted: str | bytes | None = None
         self.mounted_settings = ""
         self._mounted_version = 0
+        self._mounted_text: str | bytes | None = None  # of that version; `mounted` may be corrupted
         self.sidecar: Sidecar | None = None
         self.cut_off = False  # unreachable for the operator
         self.lost = False  # unreachable for the API server, too
@@ -74,6 +75,7 @@ class Kubelet:
             # A deleted ConfigMap leaves the volume as it is.
             if config_map and config_map.version > self._mounted_version:
                 self._mounted_version = config_map.version
+                self._mounted_text = config_map.text
                 self.mounted_settings = config_map.settings
                 self._mount(config_map.text)
 
@@ -81,12 +83,11 @@ class Kubelet:
 
     def corrupt_volume(self, text: str | bytes, seconds: float) -> None:
         """Mount another text for a while: an older document, or half of one."""
-        previous = self.mounted
         self._mount(text)
 
         def restore() -> None:
-            if self.mounted == text and previous is not None:
-                self._mount(previous)
+            if self.mounted == text and self._mounted_text is not None:
+                self._mount(self._mounted_text)
 
         self.clock.after(seconds, restore)
 

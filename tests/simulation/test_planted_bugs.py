@@ -19,6 +19,7 @@ SEEDS = {
     "conflicts_ignored": 10,
     "barrier_ignored": 2,
     "recovery_below_what_was_seen": 1,
+    "restored_copies_trusted": 770985,
     "budget_forgotten": 7,
     "shrinks_on_a_partial_view": 70,
     "no_view_is_no_queues": 23,

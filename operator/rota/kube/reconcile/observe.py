@@ -84,15 +84,16 @@ class GroupStateReader:
         self._drain_requests = BackgroundTasks()
 
     async def refresh_state(self, group: Group) -> None:
-        """Read state that no watch reports; after a change of leader, poll brokers and members first.
+        """Read state that no watch reports.
 
-        If leadership changes or the group is recreated during that poll, the group stays unobserved.
+        After a change of leader, and after another client has written the assignment, poll brokers and members first.
+        If either happens during that poll, or the group is recreated, the group stays unobserved.
         """
         if not group.was_observed:
-            resets_before = group.observation_resets
             # The event of a ConfigMap that arrived before its ConsumerGroup may not have been kept.
             if not group.stored_assignment.resource_version:
                 await self._read_assignment(group)
+            resets_before = group.observation_resets
             await self._read_unwatched_pods(group)  # so that no ended member is polled
             await self._poll_in_slot(group)
             group.was_observed = group.observation_resets == resets_before

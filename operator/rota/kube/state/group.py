@@ -57,8 +57,9 @@ class Group:
         # By broker, since when any member reaches it: so a broker that is down is no sign that a member is cut off.
         self._broker_reached_since: dict[str, float] = {}
         self.members_to_poll: frozenset[str] = frozenset()  # members on whose reports the last plan waits: long polls
-        self.was_observed = False  # whether everything was observed once since this operator began to lead
-        self.observation_resets = 0  # calls of `reset_observations`: a running observation compares it, to notice one
+        # Whether everything was observed since this operator leads and since another client has written the assignment.
+        self.was_observed = False
+        self.observation_resets = 0  # calls of `_require_observation`: compared by a running observation
         self.status_throttle = StatusThrottle()
         self.deliveries = GroupDeliveries()
         self.queue_weights: Mapping[Queue, float] = {}  # traffic by queue, as last measured
@@ -80,15 +81,20 @@ class Group:
 
     def reset_observations(self) -> None:
         """Reset observations and timers: leadership has changed, or the ConsumerGroup was recreated."""
-        self.was_observed = False
-        self.observation_resets += 1
+        self._require_observation()
         self.assignment.was_everything_refetched = False  # the planner rebuilds no assignment before that
         self.assignment.is_outdated = False
+        self.assignment.requested = None
         self.rollout = AppliedTemplate()
         self.status_throttle = StatusThrottle()
         # Keeps a published problem for a while, until members' deliveries show whether it is over.
         self.deliveries = GroupDeliveries(_published_problem(self.published_status, Reason.DELIVERIES_FAILING))
         self.pods.reset_reports()
+
+    def _require_observation(self) -> None:
+        """Require that everything is observed before the next plan; an observation that is running does not count."""
+        self.was_observed = False
+        self.observation_resets += 1
 
     # Updates.
 
@@ -125,8 +131,16 @@ class Group:
         return math.inf if self.stored_assignment.is_writable else REREAD_ASSIGNMENT_SECONDS
 
     def set_assignment(self, config_map: ConfigMap | None) -> None:
-        """Set the stored assignment; None: its ConfigMap does not exist."""
+        """Set the stored assignment; None: its ConfigMap does not exist.
+
+        A version that another client wrote may be a restored old copy. Only reports read after it show that, because
+        they name a later generation. (If there is none, the planner requests a refetch.)
+        """
+        version_before = self.stored_assignment.resource_version
         self.assignment.set(config_map, self.body.metadata.uid if self.body else None)
+        is_changed = self.stored_assignment.resource_version not in {"", version_before}
+        if is_changed and not self.assignment.is_own:
+            self._require_observation()
         self.forget_deleted_pods()
 
     def mark_assignment_deleted(self, version: int) -> None:

@@ -94,7 +94,9 @@ async def test_assignment_deleted_before_the_response_to_its_write_arrives_stays
     events.groups.on_upsert(BODY)
     group = controller.groups["shop", "orders"]
     events.assignments.on_upsert(STORED)
+    group.was_observed = True
     api.events = events
     await AssignmentWriter(api, group).write(PendingPlan(Plan(document=ASSIGNMENT), 0.0))
     assert group.stored_assignment.resource_version == ""
     assert group.assignment.is_outdated, "it is read again"
+    assert group.was_observed, "the watch reported this operator's own write"

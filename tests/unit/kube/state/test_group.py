@@ -40,6 +40,36 @@ def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() ->
     assert group.stored_assignment.document.generation == 7
 
 
+def test_assignment_of_another_client_requires_another_observation() -> None:
+    """It may be an old copy, which only reports show that were read after it."""
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.was_observed = True
+    resets = group.observation_resets
+    group.set_assignment(STORED)
+    assert not group.was_observed
+    assert group.observation_resets == resets + 1
+
+
+def test_assignment_that_this_operator_wrote_requires_no_observation() -> None:
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.was_observed = True
+    group.assignment.requested = DOCUMENT
+    group.set_assignment(STORED)
+    assert group.was_observed
+
+
+def test_assignment_written_before_leadership_changed_counts_as_another_clients() -> None:
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.assignment.requested = DOCUMENT
+    group.reset_observations()
+    group.was_observed = True
+    group.set_assignment(STORED)
+    assert not group.was_observed
+
+
 def test_assignment_of_a_previous_group_of_the_same_name_is_not_owned() -> None:
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
