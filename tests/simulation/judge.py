@@ -185,15 +185,17 @@ class Judge:
         """A queue may be forced only from a pod that was unreachable for long enough."""
         if previous is None:
             return
-        holders = [name for name, share in previous.members.items() if queue in share.queues]
-        holders += [previous.releasing[queue].holder.name] if queue in previous.releasing else []
-        for name in holders:
-            kubelet = self.world.kubelets.get(name)
+        holders = [Holder(name, share.uid) for name, share in previous.members.items() if queue in share.queues]
+        holders += [previous.releasing[queue].holder] if queue in previous.releasing else []
+        for holder in holders:
+            kubelet = self.world.kubelets.get(holder.name)
+            if kubelet is None or kubelet.uid != holder.uid:  # ended, and possibly replaced by a pod of the same name
+                continue
             now = self.world.clock.now
-            if kubelet and not kubelet.is_over and now > kubelet.unreachable_until + 5:
-                raise InvariantError(f"{queue} was forced from {name}, which was reachable")
-            if kubelet and now < kubelet.unreachable_since + self.world.policy.handover.lost_after:
-                raise InvariantError(f"{queue} was forced from {name} too early")
+            if not kubelet.is_over and now > kubelet.unreachable_until + 5:
+                raise InvariantError(f"{queue} was forced from {holder.name}, which was reachable")
+            if now < kubelet.unreachable_since + self.world.policy.handover.lost_after:
+                raise InvariantError(f"{queue} was forced from {holder.name} too early")
 
     def _check_budget(self, document: Assignment, moves: int) -> None:
         budget = self.world.policy.budget

@@ -46,8 +46,9 @@ def find_damage(snapshot: Snapshot) -> str:
 
 
 def highest_generation(snapshot: Snapshot) -> int:
-    """Return the highest generation in the status, reports and pokes."""
-    highest = plausible_generation(snapshot.status.get("generation"))
+    """Return the highest generation in the status, reports and pokes, and in assignments seen earlier."""
+    stored = (snapshot.highest_stored_generation, snapshot.status.get("generation"))
+    highest = max(map(plausible_generation, stored))
     for pod in snapshot.pods:
         if not pod.ended:
             highest = max(highest, *map(plausible_generation, (pod.generation, pod.poke.generation)))

@@ -171,6 +171,7 @@ class Snapshot:
     policy: PolicySpec | None = field(default_factory=PolicySpec)  # None: it is missing or invalid
     document: Assignment | None = None  # None: not written yet, missing or damaged
     damage: str = ""  # why the stored assignment cannot be trusted
+    highest_stored_generation: int = 0  # of all assignments of the group that this operator has seen
     settings: str = ""  # the members' settings, group.json, as stored with the document
     settings_age: float = 0.0  # seconds since `settings` changed
     desired_settings: str = ""  # group.json as it should be

@@ -263,6 +263,8 @@ def test_assignment_timestamps_are_formatted_and_parsed() -> None:
         ({"document": a_document(group="shop/payments")}, "The assignment belongs to group shop/payments"),
         ({"status": {"generation": 5}}, ""),
         ({"status": {"generation": 6}}, "The assignment has generation 5, but generation 6 was already in use"),
+        ({"highest_stored_generation": 5}, ""),
+        ({"highest_stored_generation": 6}, "The assignment has generation 5, but generation 6 was already in use"),
         (
             {"pods": (a_pod("m1", a_report("m1", 7)),)},
             "The assignment has generation 5, but generation 7 was already in use",

@@ -14,6 +14,7 @@ from rota.planner.record import find_damage, highest_generation, plausible_gener
 def test_generation_is_believed_within_bounds(generation: object, believed: int) -> None:
     assert plausible_generation(generation) == believed
     assert highest_generation(a_snapshot(status={"generation": generation})) == believed
+    assert highest_generation(a_snapshot(highest_stored_generation=7, status={"generation": generation})) >= 7
 
 
 @pytest.mark.parametrize(

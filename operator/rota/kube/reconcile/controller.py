@@ -1,7 +1,7 @@
 """The controller: decides when each group is reconciled, and permits writes only while this operator leads.
 
-A group is *observed* once its assignment, brokers and members were read since this operator began to lead. Until then,
-nothing is planned for it.
+A group is *observed* once its assignment, brokers and members were read since this operator began to lead, and since
+another client wrote the assignment last. Until then, nothing is planned for it.
 """
 
 import asyncio
@@ -153,7 +153,8 @@ class Controller:
         await self._state_reader.refresh_state(group)
         await self.deployments.ensure_key(group)
         self.check_stall()  # after a stall, this task may continue before the timer that checks for stalls
-        # During the awaits, leadership may have changed, the group been recreated, or this process been stalled.
+        # During the awaits, leadership may have changed, another client have written the assignment, the group been
+        # recreated, or this process stalled.
         if not group.was_observed:
             return 0.0
         self._note_observed()

@@ -57,7 +57,8 @@ class Group:
         # By broker, since when any member reaches it: so a broker that is down is no sign that a member is cut off.
         self._broker_reached_since: dict[str, float] = {}
         self.members_to_poll: frozenset[str] = frozenset()  # members on whose reports the last plan waits: long polls
-        # Whether everything was observed since this operator leads and since another client has written the assignment.
+        # Whether everything was observed since this operator began to lead, and since another client wrote the assignment
+        # last.
         self.was_observed = False
         self.observation_resets = 0  # calls of `_require_observation`: compared by a running observation
         self.status_throttle = StatusThrottle()
@@ -104,6 +105,7 @@ class Group:
         self.body = body
         if is_new_object:
             self.assignment.clear()  # it belonged to the deleted ConsumerGroup
+            self.assignment.highest_generation = 0
             self.pods.forget_missing()
             self.pods.verify_ended = ()
             self.pods.deleted_uids = set()
@@ -131,16 +133,19 @@ class Group:
         return math.inf if self.stored_assignment.is_writable else REREAD_ASSIGNMENT_SECONDS
 
     def set_assignment(self, config_map: ConfigMap | None) -> None:
-        """Set the stored assignment; None: its ConfigMap does not exist.
+        """Set the stored assignment; None: its ConfigMap does not exist, and the planner will request a refetch.
 
-        A version that another client wrote may be a restored old copy. Only reports read after it show that, because
-        they name a later generation. (If there is none, the planner requests a refetch.)
+        A version that another client wrote may be a restored old copy. Only reports that are read after it show that:
+        they name a later generation.
         """
         version_before = self.stored_assignment.resource_version
         self.assignment.set(config_map, self.body.metadata.uid if self.body else None)
-        is_changed = self.stored_assignment.resource_version not in {"", version_before}
-        if is_changed and not self.assignment.is_own:
-            self._require_observation()
+        if self.stored_assignment.resource_version not in {"", version_before}:
+            if self.assignment.is_own:
+                self.assignment.requested = self.stored_assignment.document  # equal: frees one of the two
+            else:
+                self.assignment.requested = None
+                self._require_observation()
         self.forget_deleted_pods()
 
     def mark_assignment_deleted(self, version: int) -> None:
@@ -237,6 +242,7 @@ class Group:
             policy=resolved_spec.policy,
             document=stored.document,
             damage=stored.damage,
+            highest_stored_generation=self.assignment.highest_generation,
             settings=stored.settings,
             settings_age=self.assignment.observe_settings_age(now),
             desired_settings=self.desired_settings,

@@ -61,6 +61,15 @@ def is_later_process(previous: Report | None, report: Report) -> bool:
     return previous is not None and 0 < previous.incarnation_number < report.incarnation_number
 
 
+def is_outdated(report: Report, previous: Report) -> bool:
+    """Whether a report is older than the previous one: of an earlier process, or of the same one at a lower generation.
+
+    It would hide that the member obeys a later generation than the stored assignment has.
+    """
+    is_same_process = 0 < previous.incarnation_number == report.incarnation_number
+    return is_later_process(report, previous) or (is_same_process and report.generation < previous.generation)
+
+
 @dataclass(slots=True)
 class PodState:
     """State of one pod, and since when each part of it holds, on the event loop's clock."""
@@ -121,8 +130,8 @@ class PodState:
             self.unreachable_since = self.unreachable_since or silent_since
             return was_reachable
         previous = self.decoded_report.report if self.decoded_report else None
-        if previous and is_later_process(report, previous):
-            return False  # a late response of a process that has ended
+        if previous and is_outdated(report, previous):
+            return False  # a late response
         # The first report after silence, an ignored response or the end of a process. The lines below reset all three.
         resumes = self.unreachable_since is not None or previous_ignored_reason is not None or self.restarts.has_stopped
         may_change_plan = resumes or not leads_to_same_plan(previous, report)

@@ -152,6 +152,7 @@ class AssignmentState:
         self.is_outdated = False  # whether this ConfigMap must be read, as it may differ from `stored`
         # Whether assignment, pods, routes and reports were read again after `stored` was found missing or damaged.
         self.was_everything_refetched = False
+        self.highest_generation = 0  # of the group's assignments that were seen: a restored old copy has a lower one
         self.requested: Assignment | None = None  # the document of this operator's last write, stored or not
         self._seen_settings = ""  # the stored settings at the last call of `observe_settings_age`
         self._settings_seen_at = 0.0  # when a call saw these settings first
@@ -182,10 +183,12 @@ class AssignmentState:
         elif config_map.metadata.version_number > self.stored.version_number:
             self.stored = self.limits.parse(config_map, group, group_uid)
             self.was_everything_refetched = False
+            if document := self.stored.document:
+                self.highest_generation = max(self.highest_generation, document.generation)
 
     @property
     def is_own(self) -> bool:
-        """Whether this operator has written the stored assignment, as far as it knows."""
+        """Whether the stored document equals the one that this operator wrote last."""
         return self.stored.document is not None and self.stored.document == self.requested
 
     def clear(self) -> None:

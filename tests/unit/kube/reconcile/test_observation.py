@@ -14,6 +14,8 @@ from rota.kube.client.objects import GROUP_LABEL, ConfigMap, CustomResource, Met
 from rota.kube.reconcile.assignment_writer import AssignmentWriter, PendingPlan
 from rota.kube.reconcile.controller import Controller
 from rota.kube.reconcile.event_handlers import EventHandlers
+from rota.kube.reconcile.observe import GroupStateReader, PriorityLimiter
+from rota.kube.state.group import Group
 from rota.kube.workload.deployments import Deployments
 from rota.planner import Plan
 from slow_cluster import SlowCluster
@@ -42,6 +44,18 @@ class DeletingServer:
         self.events.assignments.on_upsert(a_version(3))
         self.events.assignments.on_delete(a_version(4))
         return a_version(3)
+
+
+class RestoringRegistry:
+    """Brokers; while they are polled for the first time, a user restores an old copy of the assignment."""
+
+    def __init__(self) -> None:
+        self.polls = 0
+
+    async def poll_group(self, group: Group) -> None:
+        self.polls += 1
+        if self.polls == 1:
+            group.set_assignment(a_version(3))
 
 
 BODY = CustomResource(
@@ -84,6 +98,21 @@ async def test_leader_election_that_overtakes_an_observation_repeats_it() -> Non
     assert registry.state_of(group, 0.0).views.get("orders")
     await controller.close()
     await registry.close()
+
+
+async def test_assignment_restored_during_an_observation_repeats_it() -> None:
+    """The reports that were read before cannot show that it is an old copy."""
+    api: Any = EmptyServer()
+    registry: Any = RestoringRegistry()
+    reader = GroupStateReader(api, UNUSED, registry, PriorityLimiter(1))
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.set_assignment(STORED)
+    await reader.refresh_state(group)
+    assert not group.was_observed
+    await reader.refresh_state(group)
+    assert group.was_observed
+    assert registry.polls == 2
 
 
 async def test_assignment_deleted_before_the_response_to_its_write_arrives_stays_deleted() -> None:

@@ -40,6 +40,28 @@ def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() ->
     assert group.stored_assignment.document.generation == 7
 
 
+def with_generation(generation: int, resource_version: str) -> ConfigMap:
+    document = replace(DOCUMENT, generation=generation)
+    texts = {name: text for name, text in encode_assignment(document).items() if isinstance(text, str)}
+    metadata = msgspec.structs.replace(STORED.metadata, resource_version=resource_version)
+    return msgspec.structs.replace(STORED, metadata=metadata, data=texts)
+
+
+def test_highest_generation_of_a_group_is_remembered_until_it_is_recreated() -> None:
+    """An old copy that was restored has a lower one; a standby, too, sees both."""
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.set_assignment(with_generation(8, "43"))
+    group.set_assignment(with_generation(7, "44"))
+    snapshot = group.snapshot(0.0, BrokerState(), {})
+    assert snapshot.document is not None
+    assert (snapshot.document.generation, snapshot.highest_stored_generation) == (7, 8)
+    group.set_assignment(None)
+    assert group.snapshot(0.0, BrokerState(), {}).highest_stored_generation == 8
+    group.set_spec(CustomResource(Metadata("orders", uid="2", namespace="shop")), None)
+    assert group.snapshot(0.0, BrokerState(), {}).highest_stored_generation == 0
+
+
 def test_assignment_of_another_client_requires_another_observation() -> None:
     """It may be an old copy, which only reports show that were read after it."""
     group = Group("shop", "orders")
@@ -58,6 +80,31 @@ def test_assignment_that_this_operator_wrote_requires_no_observation() -> None:
     group.assignment.requested = DOCUMENT
     group.set_assignment(STORED)
     assert group.was_observed
+
+
+def test_assignment_of_this_operator_that_another_client_had_replaced_requires_an_observation() -> None:
+    """A user restores what this operator wrote: members may obey the assignment that was written in between."""
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.assignment.requested = DOCUMENT
+    group.set_assignment(STORED)
+    group.set_assignment(with_generation(8, "43"))
+    group.was_observed = True
+    group.set_assignment(with_generation(7, "44"))
+    assert not group.was_observed
+
+
+def test_report_of_one_process_with_a_lower_generation_is_ignored() -> None:
+    """It would hide that a member obeys a later generation than the one of a restored old copy."""
+    group = Group("shop", "orders")
+    group.set_spec(BODY, None)
+    group.pods.upsert(a_pod(), now=0.0)
+    state = group.pods["orders-a"]
+    state.record_report(a_report_of(1), 1.0, 1.0)
+    assert not state.record_report(msgspec.structs.replace(a_report_of(1), generation=6), 2.0, 2.0), "a late response"
+    assert group.snapshot(3.0, BrokerState(), {}).pods[0].generation == 7
+    assert state.record_report(msgspec.structs.replace(a_report_of(2), generation=6), 4.0, 4.0), "another process"
+    assert group.snapshot(5.0, BrokerState(), {}).pods[0].generation == 6
 
 
 def test_assignment_written_before_leadership_changed_counts_as_another_clients() -> None:
