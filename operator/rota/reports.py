@@ -182,3 +182,17 @@ def leads_to_same_plan(previous: Report | None, report: Report) -> bool:
         unchanged = previous.consumers_changed
         report = msgspec.structs.replace(report, consumers_changed=unchanged, revision=previous.revision)
     return report == previous
+
+
+def is_later_process(previous: Report | None, report: Report) -> bool:
+    """Whether `report` is of a later process; False for earlier sidecar versions, which send no process number."""
+    return previous is not None and 0 < previous.incarnation_number < report.incarnation_number
+
+
+def is_outdated(report: Report, previous: Report) -> bool:
+    """Whether a report is older than the previous one: of an earlier process, or of the same one at a lower generation.
+
+    It would hide that the member obeys a later generation than the stored assignment has.
+    """
+    is_same_process = 0 < previous.incarnation_number == report.incarnation_number
+    return is_later_process(report, previous) or (is_same_process and report.generation < previous.generation)

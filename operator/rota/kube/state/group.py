@@ -57,8 +57,8 @@ class Group:
         # By broker, since when any member reaches it: so a broker that is down is no sign that a member is cut off.
         self._broker_reached_since: dict[str, float] = {}
         self.members_to_poll: frozenset[str] = frozenset()  # members on whose reports the last plan waits: long polls
-        # Whether everything was observed since this operator began to lead, and since another client wrote the assignment
-        # last.
+        # Whether everything was observed since this operator began to lead, and since another client last wrote the
+        # assignment.
         self.was_observed = False
         self.observation_resets = 0  # calls of `_require_observation`: compared by a running observation
         self.status_throttle = StatusThrottle()

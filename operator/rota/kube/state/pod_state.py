@@ -11,7 +11,7 @@ from rota.kube.client.objects import Pod
 from rota.model import Holder, Queue, Reason
 from rota.queue_offsets import ProgressPage
 from rota.redelivery import DeliveryTracker, ReaderProcess, Redelivery, RedeliveryRules
-from rota.reports import Report, leads_to_same_plan
+from rota.reports import Report, is_later_process, is_outdated, leads_to_same_plan
 
 MAX_MEMBERS = 10_000  # of a group; a pod takes about 10 KiB of memory
 RESTART_WINDOW_SECONDS = 600.0  # older restarts are not counted
@@ -54,20 +54,6 @@ class Restarts:
         """Return the number of restarts within the last ten minutes."""
         self._restart_times = [at for at in self._restart_times if now - at < RESTART_WINDOW_SECONDS]
         return len(self._restart_times)
-
-
-def is_later_process(previous: Report | None, report: Report) -> bool:
-    """Whether `report` is of a later process; False for earlier sidecar versions, which send no process number."""
-    return previous is not None and 0 < previous.incarnation_number < report.incarnation_number
-
-
-def is_outdated(report: Report, previous: Report) -> bool:
-    """Whether a report is older than the previous one: of an earlier process, or of the same one at a lower generation.
-
-    It would hide that the member obeys a later generation than the stored assignment has.
-    """
-    is_same_process = 0 < previous.incarnation_number == report.incarnation_number
-    return is_later_process(report, previous) or (is_same_process and report.generation < previous.generation)
 
 
 @dataclass(slots=True)

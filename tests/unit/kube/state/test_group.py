@@ -47,7 +47,7 @@ def with_generation(generation: int, resource_version: str) -> ConfigMap:
     return msgspec.structs.replace(STORED, metadata=metadata, data=texts)
 
 
-def test_highest_generation_of_a_group_is_remembered_until_it_is_recreated() -> None:
+def test_generation_that_was_highest_is_remembered_until_the_group_is_recreated() -> None:
     """An old copy that was restored has a lower one; a standby, too, sees both."""
     group = Group("shop", "orders")
     group.set_spec(BODY, None)
