@@ -39,9 +39,8 @@ class AssignmentWriter:
 
     async def write(self, pending: PendingPlan) -> None:
         """Write a plan's document. If it may have been stored without a response, remember the plan, and raise."""
-        self._group.assignment.requested = (
-            pending.plan.document
-        )  # before the request: the watch may precede its response
+        # Before the request: the watch may report the new version before the response arrives.
+        self._group.assignment.requested = pending.plan.document
         try:
             written = await write_document(self._api, self._group, pending.plan)
         except (ApiError, NoResponseError, ConflictError) as error:
