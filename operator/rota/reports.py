@@ -192,7 +192,7 @@ def is_later_process(previous: Report | None, report: Report) -> bool:
 def is_outdated(report: Report, previous: Report) -> bool:
     """Whether a report is older than the previous one: of an earlier process, or of the same one at a lower generation.
 
-    It would hide that the member obeys a later generation than the stored assignment has.
+    Recorded, such a report would hide that the member obeys a later generation than the stored assignment has.
     """
     is_same_process = 0 < previous.incarnation_number == report.incarnation_number
     return is_later_process(report, previous) or (is_same_process and report.generation < previous.generation)

@@ -15,8 +15,13 @@ from rota.model import Finding, Holder, Queue, Reason
 from rota.reports import Report, decode_report
 
 BODY = CustomResource(Metadata("orders", uid="1", namespace="shop"))
+
+
+def texts_of(document: Assignment) -> dict[str, str]:
+    return {name: text for name, text in encode_assignment(document).items() if isinstance(text, str)}
+
+
 DOCUMENT = Assignment(group="shop/orders", generation=7, issued_at="2026-11-21T08:00:00.000Z")
-TEXTS = {name: text for name, text in encode_assignment(DOCUMENT).items() if isinstance(text, str)}
 STORED = ConfigMap(
     Metadata(
         "orders-rota",
@@ -25,7 +30,7 @@ STORED = ConfigMap(
         labels={"rota.dev/group": "orders"},
         owner_references=[OwnerReference("1", controller=True)],
     ),
-    data=TEXTS,
+    data=texts_of(DOCUMENT),
 )
 
 
@@ -42,9 +47,8 @@ def test_assignment_seen_before_its_group_is_adopted_when_the_group_appears() ->
 
 def with_generation(generation: int, resource_version: str) -> ConfigMap:
     document = replace(DOCUMENT, generation=generation)
-    texts = {name: text for name, text in encode_assignment(document).items() if isinstance(text, str)}
     metadata = msgspec.structs.replace(STORED.metadata, resource_version=resource_version)
-    return msgspec.structs.replace(STORED, metadata=metadata, data=texts)
+    return msgspec.structs.replace(STORED, metadata=metadata, data=texts_of(document))
 
 
 def test_generation_that_was_highest_is_remembered_until_the_group_is_recreated() -> None:
